@@ -59,7 +59,7 @@ def training_killed_at(number: int, action: Callable[[], object], folder: Path) 
 def forkserver() -> ForkServerContext:
     """Return what starts processes that have the training code imported and nothing run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vtk.training.finetune", "vtk.training.train", "vtk.evaluation.plots"])
+    context.set_forkserver_preload(["vtk.training.finetune", "vtk.training.train", "vtk.evaluation.result_files"])
     return context
 
 

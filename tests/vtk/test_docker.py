@@ -4,7 +4,6 @@ import fnmatch
 import itertools
 import re
 import shlex
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -35,8 +34,7 @@ def copied(file: Path, folder: Path) -> None:
                 assert in_context(source), f".dockerignore leaves out {source}"
                 to = folder / target / source if target.endswith("/") else folder / target
                 to.parent.mkdir(parents=True, exist_ok=True)
-                copy = shutil.copytree if (REPO / source).is_dir() else shutil.copy
-                copy(REPO / source, to)
+                to.symlink_to(REPO / source)
 
 
 def in_context(source: str) -> bool:

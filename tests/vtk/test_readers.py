@@ -25,7 +25,7 @@ from vtk.models.weights.files import read_weights
 from vtk.models.weights.npz import read_npz
 from vtk.models.weights.sources import read_base
 from vtk.options.files import read_values
-from vtk.packs.hub_errors import explained
+from vtk.packs.hub_errors import translate_errors
 from vtk.readers import reading, short
 from vtk.runtime.opening import open_source
 from vtk.training.finetune_config import FinetuneConfig
@@ -361,7 +361,7 @@ class TestWhatIsOnlyRemembered:
         for error in (TypeError("'NoneType' object is not iterable"), KeyError("sha"), AttributeError("siblings")):
 
             def answer(error: Exception = error) -> None:
-                with explained("me/x"):
+                with translate_errors("me/x"):
                     raise error
 
             refused(answer, "the hub's answer about me/x cannot be used", DataError)

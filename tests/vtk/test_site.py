@@ -3,6 +3,7 @@
 Building it is `make site`; here the sources are checked, by other means than the generator's.
 """
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import vtk
+from vtk import errors
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
@@ -80,33 +82,42 @@ def shown() -> list[str]:
     return [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.M)]
 
 
-def resolve(name: str) -> object:
-    """Import what a page shows: a module, or an attribute of one."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+def lazy_names(package: str) -> dict[str, str]:
+    """The public names of a package, each with the module that it comes from, as its source says."""
+    folders = {"vtk_export": "export/vtk_export", "vtk_kernels": "kernels/vtk_kernels"}
+    path = REPO / folders.get(package, package.replace(".", "/")) / "__init__.py"
+    tables = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Dict)]
+    names: dict[str, str] = ast.literal_eval(tables[0])
+    return names
 
 
 def test_every_public_name_is_on_one_reference_page() -> None:
     names = shown()
     assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
-    assert {f"vtk.{name}" for name in vtk.__all__} <= set(names)
-    for package in map(importlib.import_module, PACKAGES):
-        for name in package.__all__:
-            if f"{package.__name__}.{name}" not in names:  # then it is one of those of `vtk`
-                assert getattr(vtk, name, None) is getattr(package, name), f"{package.__name__}.{name}"
+    of_vtk = lazy_names("vtk")
+    assert sorted(of_vtk) == vtk.__all__ and {f"vtk.{name}" for name in of_vtk} <= set(names)
+    for package in PACKAGES:
+        found = lazy_names(package)
+        assert len(found) >= 5
+        for name, module in found.items():
+            if f"{package}.{name}" not in names:  # then it is one of those of `vtk`
+                assert of_vtk.get(name) == module, f"{package}.{name}"
 
 
+@pytest.mark.slow  # imports all of the toolkit
 def test_every_name_of_a_reference_page_exists_and_is_described() -> None:
     for name in shown():
-        assert resolve(name) is not None or name.endswith("LAUNCHES"), name
+        module, _, attribute = name.rpartition(".")
+        value = getattr(importlib.import_module(module), attribute)
+        assert value.__doc__, name
 
 
 def test_every_kernel_and_every_error_is_on_a_reference_page() -> None:
-    from vtk import errors
-    from vtk_kernels.launches import OPERATIONS
-
     names = set(shown())
-    assert {f"vtk_kernels.{name}.{name}" for name in OPERATIONS} <= names
+    launches = (REPO / "kernels" / "vtk_kernels" / "launches.py").read_text("utf-8")
+    (table,) = re.findall(r"^OPERATIONS = (\(.*?^\))", launches, re.M | re.S)
+    operations = ast.literal_eval(table)
+    assert len(operations) > 10 and {f"vtk_kernels.{name}.{name}" for name in operations} <= names
     classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert {f"vtk.errors.{name}" for name in classes} <= names
 

@@ -13,28 +13,28 @@ from vtk.marks import SOFTWARE
 from vtk.text import in_plot, one_line
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito: safe for colour blindness. The first model has the first, the second the second."""
+"""Okabe and Ito, for colour-blind readers; the first two are those of the first and the second model."""
 
 WIDTH, HEIGHT = 5.0, 3.2
-"""Inches of one plot. On a phone it is 340 px wide, and its text of 10 points then 9 px high."""
+"""Inches of one plot. On a phone it is 340 px wide, and text of 10 points is 9 px high."""
 
 WIDTH_PIXELS = 900
-"""Of one plot in a PNG: sharp on a phone too."""
+"""Width of one plot in a PNG, also sharp on a phone."""
 
 Unit = Literal["msa", "mlp", "conv", "subsampling", "other"]
 _SHADES: dict[str, str] = {"msa": "#0072B2", "mlp": "#E69F00", "conv": "#009E73", "subsampling": "#777777"}
 _TITLES = {"msa": "MSA", "mlp": "MLP", "conv": "Conv", "subsampling": "subsampling"}
 _DPI = WIDTH_PIXELS / WIDTH
 _LONGEST = 26
-_LEGEND_ROOM = 66  # letters that a legend inside of the axes may have before it hides too much
+_LEGEND_ROOM = 66  # maximum number of letters of a legend inside the axes
 _LEGEND_LINE = 0.19  # inches of a row of letters of size 9
-_SALT = "vtk"  # SVG names its parts by it: the same plot is the same file
+_SALT = "vtk"  # for the ids in an SVG, so that the same plot is the same file
 
 
 def new(columns: int = 1, rows: int = 1, *, width: float = WIDTH, height: float = HEIGHT) -> tuple[Any, list[Any]]:
     """Return a figure and its axes, row by row; ``width`` and ``height`` are inches of one of them.
 
-    One column reads well on a phone; more are for pictures in a row, which a phone shows by scrolling sideways.
+    One column reads well on a phone; more columns are for rows of images, which scroll sideways there.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ def new(columns: int = 1, rows: int = 1, *, width: float = WIDTH, height: float 
 def finish(axes: Any, *, x: str, y: str, title: str = "", legend: bool = False) -> None:
     """Give axes their labels with units, a light grid and, if asked, a legend.
 
-    A legend that would hide a good part of the only axes of a figure goes below them.
+    A legend that would hide much of the only axes of a figure is placed below them.
     """
     axes.set(xlabel=x, ylabel=y)
     axes.set_title(title, fontsize=11)
@@ -71,7 +71,7 @@ def finish_by_layer(axes: Any, *, x: str, y: str, legend: bool) -> None:
 
 
 def from_zero(axes: Any) -> None:
-    """Let the y axis begin at 0 and end above the highest value, for what cannot be negative."""
+    """Start the y axis at 0 and end it above the highest value, for values that cannot be negative."""
     top = float(axes.dataLim.y1)
     axes.set_ylim(0, 1.05 * top if 0 < top < float("inf") else 1)
 
@@ -82,11 +82,11 @@ def depth(count: int) -> list[float]:
 
 
 def shade(axes: Any, kinds: Sequence[Unit]) -> None:
-    """Shade the way to each point of normalised depth by the kind of unit that led there, with a legend below.
+    """Shade the interval before each point of normalised depth by the kind of its unit, with a legend below.
 
     Args:
         axes: whose x axis is normalised depth.
-        kinds: of every point, the first included (its own is not drawn: nothing leads there).
+        kinds: of every point; that of the first is not drawn.
     """
     from matplotlib.patches import Patch
 
@@ -100,7 +100,7 @@ def shade(axes: Any, kinds: Sequence[Unit]) -> None:
 
 
 def label(text: str) -> str:
-    """Return a name from outside as a plot can show it: at most 26 letters, nothing read as a formula or hidden."""
+    """Return an external name for a plot: at most 26 letters, not parsed as a formula."""
     shown = one_line(text)
     if len(shown) > _LONGEST:  # names of models differ at their ends
         shown = f"{shown[: _LONGEST - 13]}…{shown[-12:]}"
@@ -116,9 +116,9 @@ def png(figure: Any) -> bytes:
 
 
 def save(figure: Any, path: Path) -> bytes:
-    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all; the same figure is the same bytes.
+    """Write a figure as ``path.png`` and ``path.svg``, each whole or not at all, reproducibly.
 
-    Images and heat maps stay pixels in the SVG, since each of their cells would be a shape otherwise.
+    Images and heat maps stay pixels in the SVG; otherwise each cell would be a shape.
 
     Returns:
         The PNG.
@@ -144,7 +144,7 @@ def _settled(figure: Any) -> Iterator[None]:
 
 
 def _below(figure: Any, handles: dict[str, Any]) -> None:
-    """Add entries, by label, to the one legend under the figure's axes, which grows by it: the axes keep their size."""
+    """Add entries, by label, to the legend below the axes; the figure grows, and the axes keep their size."""
     height = figure.get_figheight()
     for old in figure.legends:
         known = dict(zip((text.get_text() for text in old.get_texts()), old.legend_handles, strict=True))

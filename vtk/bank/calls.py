@@ -53,7 +53,7 @@ def run(
         if ready:
             layers, generation = list(layers), (store.generation, state.version)
     else:
-        found, layers = list(range(len(numbers))), _held(state, store, numbers)
+        found, layers = list(range(len(numbers))), _held_layers(state, store, numbers)
     slots = dict(zip(numbers, found, strict=True))
     return call(state, images, slots, layers, place, None if generation is None else graphs, generation)
 
@@ -109,7 +109,7 @@ def _plain(
     }
 
 
-def _held(state: State, store: Store, numbers: Sequence[int]) -> list[Layer]:
+def _held_layers(state: State, store: Store, numbers: Sequence[int]) -> list[Layer]:
     """Return the weights of these tasks, by layer."""
     assert isinstance(store, HeldStore)
     with store.turn():

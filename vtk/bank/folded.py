@@ -168,7 +168,7 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
             embedding, head = Embedding(model, like), Head(model, like)
     except UsageError as error:
         raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
-    weights = tuple(_taken(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
+    weights = tuple(_take_matrices(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
     table, pooling, w_head, b_head = None, None, None, None
     if embedding.by_patches and embedding.table is not None:
         table = embedding.table[0].to(dtype)
@@ -185,7 +185,7 @@ def _is_product(model: Any, head: Head) -> bool:
     return plain and type(model.head) is nn.Linear and head.weight is None and head.fc_weight is None
 
 
-def _taken(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
+def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
     """Remove the matrices from a stage, which keeps the structure, and return them."""
     found = {"qkv.weight": stage.w_qkv, "qkv.bias": stage.b_qkv, "proj.weight": stage.w_out, "proj.bias": stage.bias}
     for name in ("w_qkv", "b_qkv", "w_out", "bias"):

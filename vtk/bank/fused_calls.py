@@ -127,7 +127,7 @@ class FusedCall:
             by_size.setdefault(part.size, []).append(images[entry.name])
         width = self.folded.matrix.shape[1]
         return [
-            patchify(_joined(by_size[size], device, dtype, ring), stem.patch, stem.prefix, width).flatten(0, 1)
+            patchify(_concatenate(by_size[size], device, dtype, ring), stem.patch, stem.prefix, width).flatten(0, 1)
             for size in sorted(by_size)
         ]
 
@@ -155,7 +155,9 @@ class FusedCall:
         return found
 
 
-def _joined(batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None) -> Tensor:
+def _concatenate(
+    batches: Sequence[Tensor], device: torch.device, dtype: torch.dtype, ring: PinnedRing | None
+) -> Tensor:
     """Return all images in one tensor, moved and cast at once if their dtypes and devices agree."""
     if ring is not None and device.type == "cuda" and all(b.device.type == "cpu" for b in batches):
         with torch.inference_mode(False):

@@ -47,12 +47,12 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
         fused.layout(Bucket.exact(fused.parts), cuda)  # remembered: there are no fakes among its integers
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         layers = [{key: _fake(stacked(t)) for key, t in part.items()} for part in stacks]
-        folded = None if state.shared.folded is None else _moved(state.shared.folded)
-        shared = dataclasses.replace(state.shared, model=_moved(state.shared.model), folded=folded)
+        folded = None if state.shared.folded is None else _fake_module(state.shared.folded)
+        shared = dataclasses.replace(state.shared, model=_fake_module(state.shared.model), folded=folded)
         ends = None if state.ends is None else _fake_ends(state.ends)
         for name, entry in entries.items():
             entries[name] = copy.copy(entry)
-            object.__setattr__(entries[name], "end", None if entry.end is None else _moved(entry.end))
+            object.__setattr__(entries[name], "end", None if entry.end is None else _fake_module(entry.end))
         batches = {
             n: torch.empty(count, entries[n].card.input.in_chans, *entries[n].card.input.size, dtype=bank.dtype,
                            device="cuda")
@@ -68,7 +68,7 @@ def _fake(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
 
 
-def _moved(module: nn.Module) -> Any:
+def _fake_module(module: nn.Module) -> Any:
     """Return a copy of a module whose tensors are fakes on CUDA."""
     tensors = [*module.parameters(), *module.buffers()]
     return copy.deepcopy(module, {id(t): _fake(t) for t in tensors})

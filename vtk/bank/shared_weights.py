@@ -107,7 +107,7 @@ def build(task: Task, device: torch.device, dtype: torch.dtype, folded: Folded |
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if folded is not None and key.startswith("blocks."):
             continue  # they are in ``folded``
-        keep[key] = tensor.detach().to("meta") if key in own else _moved(tensor, device, dtype)
+        keep[key] = tensor.detach().to("meta") if key in own else _move(tensor, device, dtype)
     replace_tensors(model, keep)
     if folded is not None:
         model.blocks = nn.Sequential()
@@ -175,7 +175,7 @@ def replace_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 group[name] = nn.Parameter(new, False) if group is module._parameters else new  # type: ignore[assignment]
 
 
-def _moved(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _move(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
 
 

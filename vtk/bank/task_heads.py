@@ -63,7 +63,7 @@ class Ends:
         for width in sorted(set(widths.values())):
             names = [n for n, w in widths.items() if w == width]
             head_at |= {n: (len(heads), i) for i, n in enumerate(names)}
-            heads.append(Heads(*(torch.stack([_padded(pieces[n], i, width, device) for n in names]) for i in (0, 1))))
+            heads.append(Heads(*(torch.stack([_pad(pieces[n], i, width, device) for n in names]) for i in (0, 1))))
         views = {}
         for name, piece in pieces.items():
             rows, w, b = piece.table, piece.w_head, piece.b_head
@@ -96,7 +96,7 @@ def padded_classes(classes: int) -> int:
     return max(_NARROW, 1 << (classes - 1).bit_length())
 
 
-def _padded(piece: Piece, part: int, width: int, device: torch.device) -> Tensor:
+def _pad(piece: Piece, part: int, width: int, device: torch.device) -> Tensor:
     value = (piece.w_head, piece.b_head)[part]
     assert value is not None
     spare = width - len(value)

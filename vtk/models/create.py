@@ -72,33 +72,23 @@ def build_model(
     name: str,
     *,
     num_classes: int,
-    img_size: Size = None,
-    in_chans: int = 3,
+    classes: Sequence[str] = (),
+    base: Base | None = None,
     weights: Path | None = None,
     pretrained: bool = True,
-    seed: int = 0,
     transforms: Sequence[Transform] = (),
-    drop_path_rate: float = 0.0,
     kwargs: Mapping[str, Any] | None = None,
-    base: Base | None = None,
     input: InputSpec | None = None,
-    classes: Sequence[str] = (),
+    img_size: Size = None,
+    in_chans: int = 3,
+    drop_path_rate: float = 0.0,
+    seed: int = 0,
 ) -> Created:
-    """Build a timm model for a task, with base weights.
+    """Build a timm model for a task, with base weights; other arguments as for `vtk.create_model`.
 
     Args:
         name: timm model name, or a parallel model's: ``vit_{tiny,small,base,large}_patch16_{N}x{P}_224``.
         num_classes: classes of the task; a classifier of another size is replaced.
-        img_size: pixels, height first; by default the size of the weights.
-        in_chans: input channels; other than 3 adapts the stem (transform ``adapt_input``).
-        weights: file of base weights; by default from the hub.
-        pretrained: False: random weights drawn from ``seed``.
-        seed: random seed.
-        transforms: transforms to apply, in order, after those in the file of the base.
-        drop_path_rate: stochastic depth, in training.
-        kwargs: further arguments of timm.
-        base: loaded weights, in place of ``weights`` and ``pretrained``.
-        input: preprocessing; by default that of the weights, at ``img_size``.
         classes: names of the task's classes. If those of the weights are known, classifier rows are matched by name,
             and a classifier that lacks a name is replaced.
 
@@ -123,7 +113,9 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem depends only on the seed
         torch.manual_seed(seed)
         key_map = apply_transforms(model, before, key_map)
-        model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
+        model.load_state_dict(
+            {k: v for k, v in base.transform_tensors.items() if key_map.get(k, k) is None}, strict=False
+        )
         key_map = apply_transforms(model, after, key_map)
     notes += describe_changes(base, (before, after), transforms, model, key_map)
     state = model.state_dict()
@@ -222,14 +214,14 @@ def _load(
                 "do --model and its arguments belong to these weights?"
             )
         filled[key] = value
-    lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
-    if named and not (rows and lost) and (note := describe_rows(base.classes, classes)):
+    missing = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
+    if named and not (rows and missing) and (note := describe_rows(base.classes, classes)):
         notes.append(f"of the weights: {note}")
-    elif lost:
-        known = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}
-        new = state[f"{lost[0]}.weight"].shape[0]
+    elif missing:
+        known = {k: base.tensors[f"{k}.weight"].shape[0] for k in missing if f"{k}.weight" in base.tensors}
+        new = state[f"{missing[0]}.weight"].shape[0]
         what = f"the weights' {next(iter(known.values()))} classes" if known else "the weights have no classifier"
-        notes.append(f"new classifier `{lost[0]}` for {new} classes ({what})")
+        notes.append(f"new classifier `{missing[0]}` for {new} classes ({what})")
     model.load_state_dict(filled, strict=False)
     return key_map
 

@@ -16,7 +16,7 @@ def resolve_device(text: str | torch.device) -> torch.device:
 
     Raises:
         UsageError: not one of these.
-        UnavailableError: no CUDA device of that number.
+        UnavailableError: torch sees no CUDA device, or not as many.
     """
     if text == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

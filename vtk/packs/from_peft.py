@@ -12,7 +12,6 @@ import torch
 from vtk.card import Card, ModelSpec
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
-from vtk.models.create import build_model
 from vtk.models.inputs import Size, blank_model, check_size, input_spec
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.weights.base import Base, make_base
@@ -23,7 +22,8 @@ from vtk.packs.base_files import base_keys, store_base
 from vtk.packs.bundle import PACK_MARKS, claim_out
 from vtk.packs.cards import read_card
 from vtk.packs.expressions import check_config
-from vtk.packs.pack import carried, save_task
+from vtk.packs.load import build_from_card
+from vtk.packs.pack import save_task, select_tensors
 from vtk.packs.peft_merge import check_complete, merge_adapter
 from vtk.readers import reading
 
@@ -82,21 +82,12 @@ def from_peft(
             timm_call(card)
         if base is None and not (adapter / BASE).is_file():
             raise UsageError(f"{adapter} has no {BASE}; give the weights that the adapter was trained on: --base FILE")
-        created = build_model(
-            card.model.name,
-            num_classes=len(card.classes),
-            img_size=card.input.size,
-            in_chans=card.input.in_chans,
-            transforms=card.transforms,
-            kwargs=card.model.kwargs,
-            base=_read_base(base or adapter / BASE, card),
-            input=card.input,
-        )
+        created = build_from_card(card, base=_read_base(base or adapter / BASE, card))
         modules = (name for name, _ in created.model.named_modules())
         check_config(config, adapter / CONFIG, (*modules, *created.model.state_dict()))
         state = merge_adapter(peft, created, adapter, tensors, kind, card.input)
         check_complete(created, state, adapter, len(card.classes))
-        changed = carried(state, created, ())[1]
+        changed = select_tensors(state, created, ())[1]
         store_base(created.base)
         card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
         return save_task(out, state=state, created=created, card=card, trained=changed)
@@ -172,7 +163,7 @@ def _read_base(path: Path, card: Card) -> Base:
         before[name] = torch.zeros(blank.state_dict()[name].shape)
     task = head_names(blank, before) | position_names(blank, before)
     found = make_base(before, source=str(path.resolve()), task_names=task, grid=_grid(own), file=path.resolve())
-    return dataclasses.replace(found, transforms=own.transforms, made=made)
+    return dataclasses.replace(found, transforms=own.transforms, transform_tensors=made)
 
 
 def _grid(card: Card) -> tuple[int, int] | None:

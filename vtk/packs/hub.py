@@ -16,7 +16,7 @@ from vtk.packs.base_files import BUNDLED, base_keys, bundled_base
 from vtk.packs.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
 from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card
 from vtk.packs.hub_card import LIBRARY, public_card, readme
-from vtk.packs.hub_errors import check_online, check_repo_id, client, explained
+from vtk.packs.hub_errors import check_online, check_repo_id, client, translate_errors
 from vtk.packs.load import needed_names
 from vtk.packs.pack import read_hashes, update_card
 
@@ -26,7 +26,7 @@ _NEUTRAL = re.compile(r"\.git\w*|README\.md|LICEN[CS]E(\.\w+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Pushed:
+class Upload:
     """A finished upload.
 
     Attributes:
@@ -45,7 +45,7 @@ class Pushed:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class Download:
     """A finished download: the pack's folder, its card, bytes by name."""
 
     path: Path
@@ -63,7 +63,7 @@ def push_task(
     with_base: bool = False,
     base: Path | None = None,
     token: str | None = None,
-) -> Pushed:
+) -> Upload:
     """Upload a pack in one commit; the repository is created if it does not exist.
 
     Only the files of the pack and a ``README.md`` are uploaded, the card without private paths. Files of an earlier
@@ -95,7 +95,7 @@ def push_task(
         _copy(find_pack(path), copy, with_base=with_base, base=base)
         card = public_card(check_pack(copy))
         check_online()
-        with explained(repo_id, revision):
+        with translate_errors(repo_id, revision):
             return _upload(copy, card, repo_id, private=private, revision=revision, license=license, token=token)
 
 
@@ -106,7 +106,7 @@ def pull_task(
     revision: str | None = None,
     overwrite: bool = False,
     token: str | None = None,
-) -> Pulled:
+) -> Download:
     """Download a pack or a bundle. Only the files of a pack are fetched, none of which is a pickle.
 
     Args:
@@ -127,7 +127,7 @@ def pull_task(
         check_online()
         with replace_dir(out) as tmp:
             arrived = tmp / "download"
-            with explained(repo_id, revision):
+            with translate_errors(repo_id, revision):
                 client().snapshot_download(
                     repo_id, revision=revision, local_dir=arrived, allow_patterns=sorted(PACK_FILES), token=token,
                     library_name=LIBRARY, library_version=__version__,
@@ -140,7 +140,7 @@ def pull_task(
             for name in files:
                 (arrived / name).rename(tmp / name)
             shutil.rmtree(arrived)
-        return Pulled(out, card, files)
+        return Download(out, card, files)
 
 
 def check_pack(folder: Path) -> Card:
@@ -181,7 +181,7 @@ def _copy(pack: Path, copy: Path, *, with_base: bool, base: Path | None) -> None
 
 def _upload(
     copy: Path, card: Card, repo_id: str, *, private: bool, revision: str | None, license: str | None, token: str | None
-) -> Pushed:
+) -> Upload:
     hub = client()
     api = hub.HfApi(token=token, library_name=LIBRARY, library_version=__version__)
     url = api.create_repo(repo_id, private=True if private else None, exist_ok=True)
@@ -212,4 +212,4 @@ def _upload(
         repo_id, operations, commit_message=f"Task pack of {LIBRARY} {__version__}", revision=revision
     )
     page = f"{url}/tree/{revision}" if revision else str(url)
-    return Pushed(repo_id, page, commit.oid, files, bool(info.private))
+    return Upload(repo_id, page, commit.oid, files, bool(info.private))

@@ -57,7 +57,7 @@ def check_online() -> None:
 
 
 @contextlib.contextmanager
-def explained(repo_id: str, revision: str | None = None) -> Iterator[None]:
+def translate_errors(repo_id: str, revision: str | None = None) -> Iterator[None]:
     """Turn exceptions of the hub's client into one line; ``repo_id`` and ``revision`` are those requested.
 
     Raises:

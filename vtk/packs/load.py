@@ -139,7 +139,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     # only what the pack lacks: its own position table would else be resampled from the base's first
     tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
-    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), made={})
+    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), transform_tensors={})
     created = _create(card, folder, base=rest)
     _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
     if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):
@@ -211,18 +211,23 @@ def _check_amount(card: Card, where: Path, tensors: Iterable[Tensor]) -> None:
         )
 
 
+def build_from_card(card: Card, **source: Any) -> Created:
+    """Build the model of a card; ``source`` is ``base`` or ``pretrained`` of `build_model`."""
+    return build_model(
+        card.model.name,
+        num_classes=len(card.classes),
+        img_size=card.input.size,
+        in_chans=card.input.in_chans,
+        transforms=card.transforms,
+        kwargs=card.model.kwargs,
+        input=card.input,
+        **source,
+    )
+
+
 def _create(card: Card, where: Path, **source: Any) -> Created:
     try:
-        return build_model(
-            card.model.name,
-            num_classes=len(card.classes),
-            img_size=card.input.size,
-            in_chans=card.input.in_chans,
-            transforms=card.transforms,
-            kwargs=card.model.kwargs,
-            input=card.input,
-            **source,
-        )
+        return build_from_card(card, **source)
     except UsageError as error:  # nobody gave a flag: the card is what is wrong
         raise DataError(f"the card of {where} fits no model: {error}") from error
 

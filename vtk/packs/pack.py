@@ -59,7 +59,7 @@ def save_task(
         DataError: the folder cannot be written.
     """
     path = Path(path)
-    tensors, changed = carried(state, created, trained)
+    tensors, changed = select_tensors(state, created, trained)
 
     def model() -> nn.Module:
         return _rebuild(created, state, len(card.classes))
@@ -114,7 +114,7 @@ def store(
         stored = int8.quantise(tensors, trained, start)
         facts["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
     else:
-        stored = {k: _stored(v, DTYPES[dtype]) for k, v in tensors.items()}
+        stored = {k: _to_dtype(v, DTYPES[dtype]) for k, v in tensors.items()}
     facts["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
     return stored, facts
 
@@ -126,7 +126,7 @@ def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, 
     write_json(folder / CARD, card.to_dict())
 
 
-def carried(
+def select_tensors(
     state: Mapping[str, Tensor], created: Created, trained: Collection[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Select the tensors that a pack must hold.
@@ -187,11 +187,11 @@ def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) ->
         base=created.base,
         input=created.input,
     ).model
-    model.load_state_dict({k: _stored(v, torch.float32) for k, v in state.items()}, strict=True)
+    model.load_state_dict({k: _to_dtype(v, torch.float32) for k, v in state.items()}, strict=True)
     return model.eval()
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _to_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     value = tensor.detach().cpu()
     if value.is_floating_point():
         value = value.to(dtype)

@@ -49,7 +49,7 @@ def choose_part(card: Card, audit: DataAudit, data: Path, split: Split, *, descr
     """
     record = read_record(card.data)
     if split == "all":
-        every = _filled(audit.samples, data, split)
+        every = _require_samples(audit.samples, data, split)
         console.say(f"all {len(every)} images of {data}{_of_the_run(record, audit)}")
         return Part(every, f"images of {data}")
     if record is not None and (record.val is not None or record.train is not None):
@@ -86,11 +86,11 @@ def _recorded(record: Record, audit: DataAudit, data: Path, split: Split) -> Par
             )
         if audit.layout == "flat":
             console.say(f"no image of {data} is one of the training run's: all {len(audit.samples)} are taken")
-            return Part(_filled(audit.samples, data, split), f"images of {data}")
+            return Part(_require_samples(audit.samples, data, split), f"images of {data}")
         part = audit.val if split == "val" else audit.train
         name = "held-out" if split == "val" else "training"
         console.say(f"no image of {data} is one of the training run's: the {len(part)} of its {name} part are taken")
-        return Part(_filled(part, data, split), f"{name} images of {data}")
+        return Part(_require_samples(part, data, split), f"{name} images of {data}")
     unseen = False
     wrong = {sample.path for sample in (by_run.trained if split == "val" else by_run.held)}
     if audit.layout == "split":
@@ -151,11 +151,11 @@ def _divided(card: Card, audit: DataAudit, data: Path, split: Split, described: 
             if described
             else f"{data} does not say which images are held out: all {len(audit.samples)} images are taken"
         )
-        return Part(_filled(audit.samples, data, split), f"images of {data}")
+        return Part(_require_samples(audit.samples, data, split), f"images of {data}")
     name = recorded.get("root")
     if name and name != audit.root.resolve().name:
         console.say(f"the training run's folder was called `{name}`, this one is `{audit.root.resolve().name}`")
-    part = _filled(audit.val if split == "val" else audit.train, data, split)
+    part = _require_samples(audit.val if split == "val" else audit.train, data, split)
     what = f"{'held-out' if split == 'val' else 'training'} images of {data}"
     count = card.metrics.get("count")
     same = split == "val" and audit.layout == recorded.get("layout") and count in (None, len(part))
@@ -180,7 +180,7 @@ def recorded_division(card: Card) -> dict[str, Any]:
     return division if card.data.get("layout") == "flat" and len(division) == 2 else {}
 
 
-def _filled(samples: tuple[Sample, ...], data: Path, split: str) -> tuple[Sample, ...]:
+def _require_samples(samples: tuple[Sample, ...], data: Path, split: str) -> tuple[Sample, ...]:
     if not samples:
         raise DataError(f"{data} has no readable images for --split {split}; try --split all")
     return samples

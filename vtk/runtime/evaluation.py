@@ -15,7 +15,7 @@ from vtk.evaluation import choice
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
 from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
-from vtk.evaluation.rows import PER_CLASS, per_class_csv
+from vtk.evaluation.result_files import PER_CLASS, per_class_csv
 from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
@@ -188,7 +188,7 @@ def _print(result: EvalResult, facts: Facts) -> None:
 
 
 def _write(result: EvalResult, out: Path) -> None:
-    from vtk.evaluation.plots import confusion_png
+    from vtk.evaluation.result_files import confusion_png
 
     with replace_set(out, MARKS, "vtk eval") as staged:
         write_json(staged / "metrics.json", result.to_dict())

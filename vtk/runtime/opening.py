@@ -69,16 +69,16 @@ def open_source(
     if not isinstance(source, (str, Path)):
         return _open_held(source, options | {"base": base})
     path = Path(source).expanduser()
-    found = path if path.exists() else existing_dir(path)
-    if found.exists():
+    existing = path if path.exists() else existing_dir(path)
+    if existing.exists():
         for name, given in options.items():
             if given is not None:
                 flag = {"pretrained": "--no-pretrained", "classes": "classes"}.get(name, f"--{name.replace('_', '-')}")
                 raise UsageError(f"`{flag}` is for timm model names; {path} says itself what it is")
-        opened = _open_path(path, found, many=many)
+        opened = _open_path(path, existing, many=many)
         if base is not None and opened.kind != "pack":
             raise UsageError(f"`--base` is for task packs; {path} is complete without one")
-        named = opened.kind in ("aoti", "tensorrt") and found.is_file()
+        named = opened.kind in ("aoti", "tensorrt") and existing.is_file()
         return dataclasses.replace(
             opened, trusted=trust or named, _options={"base": None if base is None else Path(base)}
         )
@@ -121,53 +121,53 @@ def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) 
     raise UsageError(f"{what} cannot be opened; give a path, a timm model name, a Task, an nn.Module or a Source")
 
 
-def _open_path(path: Path, found: Path, *, many: bool = False) -> Source:
+def _open_path(path: Path, existing: Path, *, many: bool = False) -> Source:
     from vtk.packs.cards import read_card
     from vtk.runtime.onnx_file import open_onnx
 
-    if found.is_file():
-        if found.suffix == ".onnx":
-            return open_onnx(found, many=many)
-        if found.suffix == ".pt2":
+    if existing.is_file():
+        if existing.suffix == ".onnx":
+            return open_onnx(existing, many=many)
+        if existing.suffix == ".pt2":
             from vtk.runtime.aoti_file import open_aoti
 
-            return open_aoti(found)
-        if found.suffix in ENGINES:
+            return open_aoti(existing)
+        if existing.suffix in ENGINES:
             from vtk.runtime.engine_files import open_engine
 
-            return open_engine(found)
-        if found.suffix in _PICKLES:
+            return open_engine(existing)
+        if existing.suffix in _PICKLES:
             raise DataError(
                 f"{path} is a pickle, which can run code when read; give a pack, a merged .safetensors or an .onnx "
                 "(as base weights it can serve: `vtk finetune --weights`)"
             )
-        if found.name in ("task.json", "task.safetensors", "base_tensors.json"):
-            return _open_path(path.parent, found.parent)
-        if found.suffix == ".safetensors":
-            name = found.parent.name if found.stem == "model" and found.parent.name else found.stem
-            card = read_card(found)
+        if existing.name in ("task.json", "task.safetensors", "base_tensors.json"):
+            return _open_path(path.parent, existing.parent)
+        if existing.suffix == ".safetensors":
+            name = existing.parent.name if existing.stem == "model" and existing.parent.name else existing.stem
+            card = read_card(existing)
             if not card.classes:
                 raise DataError(
                     f"{path} is a backbone without a classifier, as `vtk pretrain` writes it; fine-tune from it: "
                     f"vtk finetune DATA --model {card.model.name} --weights {path}"
                 )
-            return Source("checkpoint", name, found, card)
+            return Source("checkpoint", name, existing, card)
         raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx, .pt2, TensorRT engine")
     run_note = f"{path} is a run folder; its best pack is taken: {path / 'task'}"
-    for folder, note in ((found, ""), (existing_dir(found / "task"), run_note)):
+    for folder, note in ((existing, ""), (existing_dir(existing / "task"), run_note)):
         if (folder / "task.json").is_file():
             return Source("pack", pack_name(folder), folder, read_card(folder), notes=(note,) if note else ())
-    if (found / "model.onnx").is_file():
-        return open_onnx(found / "model.onnx")
-    if (found / "model.pt2").is_file():
-        return _open_path(path / "model.pt2", found / "model.pt2")
-    if (found / "model.safetensors").is_file():  # of `vtk parallelize`
-        return _open_path(path / "model.safetensors", found / "model.safetensors")
-    if (found / "backbone.safetensors").is_file():  # of `vtk pretrain`
-        return _open_path(path / "backbone.safetensors", found / "backbone.safetensors")
-    if (found / "adapter_config.json").is_file():
+    if (existing / "model.onnx").is_file():
+        return open_onnx(existing / "model.onnx")
+    if (existing / "model.pt2").is_file():
+        return _open_path(path / "model.pt2", existing / "model.pt2")
+    if (existing / "model.safetensors").is_file():  # of `vtk parallelize`
+        return _open_path(path / "model.safetensors", existing / "model.safetensors")
+    if (existing / "backbone.safetensors").is_file():  # of `vtk pretrain`
+        return _open_path(path / "backbone.safetensors", existing / "backbone.safetensors")
+    if (existing / "adapter_config.json").is_file():
         raise DataError(f"{path} is a PEFT adapter; `vtk tasks from-peft {path} --out PACK` makes a pack of it")
-    if files := sorted(file.name for file in found.glob("*.onnx")):
+    if files := sorted(file.name for file in existing.glob("*.onnx")):
         raise DataError(f"{path} is a folder of several models; give one of its files, such as {path / files[0]}")
     raise DataError(f"{path} is a folder without task.json, task/task.json or model.onnx; give a pack or a run folder")
 
@@ -208,7 +208,7 @@ def open_with_notes(source: "Openable", *, many: bool = False, **opening: Unpack
         many: accept a file of many tasks.
         opening: further arguments of `open_source`.
     """
-    found = open_source(source, many=many, **opening)
-    for note in () if found is source else found.notes:
+    opened = open_source(source, many=many, **opening)
+    for note in () if opened is source else opened.notes:
         console.say(note)
-    return found
+    return opened

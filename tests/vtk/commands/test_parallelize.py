@@ -61,7 +61,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _cheap_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("confusion_png", "curves_png"):
-        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
+        monkeypatch.setattr(f"vtk.evaluation.result_files.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
 
 def vtk(capsys: pytest.CaptureFixture, *argv: object, code: int = 0) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_statistics_follow_the_weights() -> None:
     given = input_spec(name, in_chans=4, mean=(0.1, 0.2, 0.3, 0.4), std=(0.2,))
     assert given.mean == (0.1, 0.2, 0.3, 0.4) and given.std == (0.2,) * 4
     with pytest.raises(
-        UsageError, match=r"`--mean` has 3 values; the input has 4 channels; give one value, or one per channel"
+        UsageError, match=r"`--mean` has 3 values; the input has 4 channels; give one value, or one per"
     ):
         input_spec(name, in_chans=4, mean=(0.1, 0.2, 0.3))
 

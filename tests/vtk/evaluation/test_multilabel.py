@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, f1_score, log_loss, precisi
 
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.multilabel import evaluate_labels
-from vtk.evaluation.rows import per_class_csv
+from vtk.evaluation.result_files import per_class_csv
 
 CLASSES = tuple("abcdef")
 

@@ -35,7 +35,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Task]:
     """Train attention for one epoch; return the task, whose model is as the pack should be."""
     for name in ("confusion_png", "curves_png"):
-        monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
+        monkeypatch.setattr(f"vtk.evaluation.result_files.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
     def fine_tune(family: Family, **changes: object) -> Task:
         torch.manual_seed(0)

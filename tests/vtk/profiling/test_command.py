@@ -108,7 +108,7 @@ def test_a_hidden_cuda_library_is_exit_5_and_no_number(
     options = ["--device", "cuda", "--batch-sizes", "1", "--duration", "0.05", "--threads", "1", "--json"]
     assert main(["profile", str(model_file), "--backends", "ort-cuda", *options]) == 5
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"error", "exit_code"} and "CUDAExecutionProvider was asked for" in found["error"]
+    assert set(found) == {"error", "exit_code"} and "CUDAExecutionProvider was requested" in found["error"]
 
 
 def test_bank_and_eager_of_a_pack_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ def test_silent_fall_back_to_the_cpu_is_an_error(write_onnx: Write, monkeypatch:
         return real(path, options, providers=["CPUExecutionProvider"])
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", fall_back)
-    with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider was asked for.*would use CPUExecutionProvider"):
+    with pytest.raises(UnavailableError, match=r"CUDAExecutionProvider was requested.*would use CPUExecutionProvider"):
         open_session(write_onnx(), "CUDAExecutionProvider", torch.device("cuda", 0), 1, True)
 
 

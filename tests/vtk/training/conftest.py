@@ -70,7 +70,7 @@ def _cheap_plots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Draw only where a test asks for the fixture ``plots``: a picture takes longer than these runs."""
     if "plots" not in request.fixturenames:
         for name in ("confusion_png", "curves_png"):
-            monkeypatch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
+            monkeypatch.setattr(f"vtk.evaluation.result_files.{name}", lambda data, path: path.write_bytes(not_drawn()))
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def result(photos, tmp_path_factory):
     changes = {"cb": True, "mean": (0.4,), "std": (0.3,), "ema": 0.9, "drop": 0.1, "mixup": 0.5, "loss": "bce"}
     with pytest.MonkeyPatch.context() as patch:
         for name in ("confusion_png", "curves_png"):  # a picture takes longer than the run
-            patch.setattr(f"vtk.evaluation.plots.{name}", lambda data, path: path.write_bytes(not_drawn()))
+            patch.setattr(f"vtk.evaluation.result_files.{name}", lambda data, path: path.write_bytes(not_drawn()))
         return train(TrainConfig(data=photos, out=tmp_path_factory.mktemp("train") / "run", **SMALL, **RUN, **changes))
 
 

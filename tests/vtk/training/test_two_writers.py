@@ -126,7 +126,7 @@ def test_a_disk_that_fills_while_plots_are_drawn_leaves_none_of_them(config, tmp
     def full(rows: object, path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vtk.evaluation.plots.curves_png", full)
+    monkeypatch.setattr("vtk.evaluation.result_files.curves_png", full)
     with pytest.raises(DataError, match="No space left on device"):
         finetune(config(epochs=1))
     assert not any((tmp_path / "run" / name).exists() for name in ("curves.png", "confusion.png", "per_class.csv"))

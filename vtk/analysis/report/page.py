@@ -15,17 +15,17 @@ from vtk.analysis.result_files import Analysis
 from vtk.html import document, text
 
 Pictures = Mapping[str, Sequence[tuple[str, str, bytes]]]
-"""By diagnostic: name, caption and PNG of each plot, as `vtk.analysis.run.draw` returns them."""
+"""Name, caption and PNG of each plot, by diagnostic, as `vtk.analysis.run.draw` returns them."""
 
 _ON_TOP = ("model", "source", "data", "images", "input")
-_LONG_WORD = 30  # letters that fit on a phone's line
-_WIDE = 1.3  # plots: what is so much wider than one gets the whole row, and scrolls sideways on a phone
+_LONG_WORD = 30  # letters that fit into a line on a phone
+_WIDE = 1.3  # widths of a plot; a wider figure gets the whole row, and scrolls sideways on a phone
 
 
 def page(analyses: Sequence[Analysis], pictures: Pictures) -> str:
-    """Return the report of one model, or of two side by side, as HTML that needs nothing beside it.
+    """Return the report of one model, or of two side by side, as self-contained HTML.
 
-    Every text from outside is escaped; there are no scripts, and nothing is fetched.
+    External texts are escaped; there are no scripts, and nothing is downloaded.
 
     Args:
         analyses: one, or two that are compared.
@@ -45,7 +45,7 @@ def page(analyses: Sequence[Analysis], pictures: Pictures) -> str:
 
 
 def prose(sentence: str) -> str:
-    """Escape a sentence; what stands in backticks is shown as code."""
+    """Escape a sentence; text in backticks is shown as code."""
     return re.sub(r"`([^`]+)`", lambda match: f"<code>{_whole_words(match[1])}</code>", text(sentence))
 
 
@@ -65,7 +65,7 @@ def _top(analyses: Sequence[Analysis]) -> str:
 
 
 def _letter(analyses: Sequence[Analysis], i: int) -> str:
-    """Return the letter of a model in the colour of its lines; nothing where there is only one."""
+    """Return the letter of a model in the colour of its lines; empty if there is only one."""
     return f'<span class="{"ab"[i]}">{summary.LETTERS[i]}</span> ' if len(analyses) > 1 else ""
 
 
@@ -158,7 +158,7 @@ def _section(analyses: Sequence[Analysis], name: str, drawn: Sequence[tuple[str,
 def _figure(alt: str, caption: str, png: bytes) -> str:
     address, width, height = embed(png)
     plots = width / WIDTH_PIXELS
-    # a plot is 360 px wide on a phone; one of several columns is so wide for each of them
+    # a plot is 360 px wide on a phone; a figure with several columns is that wide per column
     style = f' style="--least:{math.ceil(20 * plots)}rem"' if plots > _WIDE else ""
     image = f'<img alt="{text(alt)}" width="{width}" height="{height}"{style} src="{address}">'
     kind = ' class="wide"' if plots > _WIDE else ""

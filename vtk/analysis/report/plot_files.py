@@ -6,13 +6,13 @@ from typing import Any
 from vtk.html import data_uri
 
 _VISIBLE = 2.5
-"""Root mean square error, of 255, above which 256 colours are too few: plots have less than 2, photographs over 4."""
+"""Root mean square error (of 255) above which 256 colours are too few: plots have below 2, photographs above 4."""
 
 _QUALITY = 82
 
 
 def embed(png: bytes) -> tuple[str, int, int]:
-    """Return a PNG as the address of an ``img``, with its width and height in pixels."""
+    """Return a PNG as the source of an ``img``, with its width and height in pixels."""
     from PIL import Image
 
     with Image.open(io.BytesIO(png)) as image:
@@ -37,7 +37,7 @@ def _jpeg(image: Any) -> bytes:
 
 
 def _error(a: Any, b: Any) -> float:
-    """Return the root mean square of two images' differences."""
+    """Return the root mean square difference of two images."""
     import numpy as np
 
     return float(np.sqrt(np.mean((np.asarray(a, dtype=np.float32) - np.asarray(b, dtype=np.float32)) ** 2)))

@@ -10,10 +10,10 @@ from vtk.analysis.diagnostics import NAMES, diagnostic
 from vtk.analysis.result_files import Analysis
 
 LETTERS = ("A", "B")
-"""What two models are called in tables."""
+"""Names of two models in tables."""
 
 DASH = "–"
-_SHOWN = 4  # diagnostics that a caution names
+_SHOWN = 4  # maximum number of diagnostics in a caution
 _OWN = {field.name.replace("_", "-") for field in fields(AnalyzeConfig)} - {"model"}
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -24,13 +24,13 @@ def diagnostics_of(analyses: Sequence[Analysis]) -> list[str]:
 
 
 def refusals(analyses: Sequence[Analysis]) -> list[str]:
-    """Return the diagnostics that at least one analysis could not do, in the report's order."""
+    """Return the diagnostics that at least one analysis could not measure, in the report's order."""
     known = {name for one in analyses for name in one.refused}
     return [name for name in NAMES if name in known] + sorted(known - set(NAMES))
 
 
 def headline(analyses: Sequence[Analysis]) -> dict[str, dict[str, list[float | None]]]:
-    """Return by diagnostic and number the value of each analysis, None where it has none."""
+    """Return, by diagnostic and name of number, the value of each analysis; None if it has none."""
     numbers_of: dict[str, dict[str, list[float | None]]] = {}
     for name in diagnostics_of(analyses):
         own = [diagnostic(name).numbers(one.results[name]) if name in one.results else {} for one in analyses]
@@ -40,7 +40,7 @@ def headline(analyses: Sequence[Analysis]) -> dict[str, dict[str, list[float | N
 
 
 def number_text(value: float | None, *, sign: bool = False) -> str:
-    """Return a number with four digits, a dash for None; ``sign`` puts a plus before what is above 0."""
+    """Return a number with four digits, or a dash for None; ``sign`` adds a plus to positive numbers."""
     if value is None:
         return DASH
     plain = f"{value:,.0f}" if 1e4 <= abs(value) < 1e7 else f"{value:.4g}"
@@ -50,16 +50,16 @@ def number_text(value: float | None, *, sign: bool = False) -> str:
 
 
 def difference(values: Sequence[float | None]) -> float | None:
-    """Return by how much the second of two values is above the first; None where one is not known."""
+    """Return the second value minus the first; None if one is not known."""
     first, second = values
     return None if first is None or second is None else second - first
 
 
 def advice(analysis: Analysis) -> dict[str, str]:
-    """Return what readings suggest to change, by diagnostic.
+    """Return the suggested changes of the readings, by diagnostic.
 
-    A reading suggests something where it names a command other than ``vtk analyze``, or an option that is not its own.
-    The sentence before it comes along: it says why.
+    A sentence is a suggestion if it names a command other than ``vtk analyze``, or an option of another command. The
+    sentence before it, which gives the reason, is included.
     """
     suggestions = {}
     for name in diagnostics_of([analysis]):
@@ -72,7 +72,7 @@ def advice(analysis: Analysis) -> dict[str, str]:
 
 
 def suggests(sentence: str) -> bool:
-    """Return whether a sentence of a reading names something to change, in backticks."""
+    """Return whether a sentence of a reading suggests a change, in backticks."""
     return any(_acts(code.split()) for code in _CODE.findall(sentence))
 
 
@@ -85,7 +85,7 @@ def _acts(words: list[str]) -> bool:
 
 
 def cautions(analyses: Sequence[Analysis]) -> list[str]:
-    """Return why two analyses cannot be compared number by number; nothing where they can."""
+    """Return reasons why two analyses are not comparable number by number; empty if they are."""
     if len(analyses) < 2:
         return []
     first, second = (one.facts for one in analyses)
@@ -115,7 +115,7 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
 
 
 def absences(analyses: Sequence[Analysis], name: str) -> list[tuple[int, str]]:
-    """Return which analyses have no result of a diagnostic, by number, and why."""
+    """Return the analyses without a result of a diagnostic, by index, and the reasons."""
     return [
         (i, one.refused.get(name, "it was not requested")) for i, one in enumerate(analyses) if name not in one.results
     ]

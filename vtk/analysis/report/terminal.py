@@ -11,15 +11,15 @@ from vtk.analysis.result_files import Analysis
 from vtk.text import printable
 
 WIDTH = 80
-"""Columns that no line is longer than, and fewer on a narrower terminal."""
+"""Maximum line length; shorter on a narrower terminal."""
 
-_VALUE = 11  # columns of a number, four digits with sign and exponent and two blanks
+_VALUE = 11  # columns of a number: four digits with sign, exponent and two blanks
 
 
 def print_analyses(analyses: Sequence[Analysis]) -> None:
-    """Print one analysis, or two side by side: numbers, what could not be done, and last what to change.
+    """Print one analysis, or two side by side: key numbers, diagnostics not measured, and last suggested changes.
 
-    Of one model every reading is printed; of two only what they suggest, since the report shows both beside a plot.
+    For one model every reading is printed; for two only the suggestions, because the report shows both beside a plot.
     """
     console.say()
     for i, one in enumerate(analyses):

@@ -11,12 +11,13 @@ import numpy as np
 
 from vtk.card import InputSpec
 from vtk.data.audit.copies import find_copies
-from vtk.data.audit.result import BadFile, DataAudit, Sample
+from vtk.data.audit.folder_scan import probe_facts
+from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.audit.unusual import find_unusual
 from vtk.data.decoding.images import MAX_PIXELS
 from vtk.data.decoding.rules import Decoding, Rules
 from vtk.data.decoding.thin_images import NOMINAL
-from vtk.data.probing.probe_files import Digests, Look, first_bad, modes_of, probe_files, refuse_bad, sizes_of
+from vtk.data.probing.probe_files import Look, first_bad, probe_files, refuse_bad
 from vtk.data.sources.listing import natural, stat_file
 from vtk.data.sources.multilabel_set import read_multilabel_set
 from vtk.data.sources.table import separator_of
@@ -42,46 +43,32 @@ class MultiAudit(DataAudit):
 def scan_multi(
     root: Path,
     *,
-    val_split: float = 0.2,
-    seed: int = 0,
     classes: Sequence[str] | None = None,
-    on_bad_image: str = "skip",
-    on_leak: str = "warn",
-    in_chans: int = 3,
-    max_pixels: int = MAX_PIXELS,
-    workers: int | None = None,
-    cache: bool = True,
-    show_progress: bool = True,
-    look: Look = "decode",
-    together: bool = True,
-    field_separator: str | None = None,
     label_separator: str | None = None,
+    field_separator: str | None = None,
+    seed: int = 0,
+    val_split: float = 0.2,
     spec: InputSpec = NOMINAL,
-    value_range: Sequence[str] = (),
     decoding: Decoding | None = None,
+    value_range: Sequence[str] = (),
+    max_pixels: int = MAX_PIXELS,
+    in_chans: int = 3,
+    on_leak: str = "warn",
+    on_bad_image: str = "skip",
+    together: bool = True,
+    look: Look = "decode",
+    cache: bool = True,
+    workers: int | None = None,
+    show_progress: bool = True,
 ) -> MultiAudit:
-    """Decode every image of a multi-label set once and return the audit; see also `vtk.data.scan`.
+    """Decode every image of a multi-label set once and return the audit; other arguments as for `vtk.data.scan`.
 
     Args:
-        root: a table of labels, a folder with ``labels.csv``, or folders (with or without
-            ``train/`` and ``val/`` above them).
-        val_split: fraction to hold out if the set has no split; at least one image of every label with two images.
-        seed: random seed of that split.
+        root: a table of labels, a folder with ``labels.csv``, or folders (with or without ``train/`` and ``val/`` above
+            them).
         classes: labels of a trained model, in index order.
-        on_bad_image: ``skip`` or ``fail``.
-        on_leak: ``warn`` or ``fail``.
-        in_chans: channels of the model's input.
-        max_pixels: largest image; a larger one is unreadable.
-        workers: processes that decode.
-        cache: reuse and store the results of decoding.
-        show_progress: draw a progress bar.
-        look: how much of each file is read.
-        together: keep copies of one image in one part of a split made here.
-        field_separator: of a table's columns, by name or the character; None: detected.
-        label_separator: of an image's labels in a table, likewise.
-        spec: of the input.
-        value_range: LOW and HIGH of images of more than 8 bits.
-        decoding: of a trained model.
+        label_separator: of an image's labels in a table, by name or the character; None: detected.
+        val_split: fraction to hold out if the set has no split; at least one image of every label with two images.
 
     Raises:
         DataError: no images or labels, a line that cannot be read, or a label that the model does not know.
@@ -131,7 +118,7 @@ def scan_multi(
         warnings.append(f"no training image has {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has {absent}")
-    seen = choose_scan_range(probes, decoding, value_range, in_chans)
+    chosen = choose_scan_range(probes, decoding, value_range, in_chans)
     train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
     for name in good:
@@ -145,24 +132,17 @@ def scan_multi(
         classes=names,
         train=train,
         val=val,
-        bad=tuple(BadFile(listed.root / name, probe.bad) for name, probe in probes.items() if probe.bad),
-        sizes=sizes_of([probes[name] for name in good]),
-        modes=modes_of([probes[name] for name in good]),
-        exif_rotated=sum(probes[name].orientation != 1 for name in good),
-        notes=(*notes, *listed.notes, *listed.left.notes(), *seen.notes, *copies.notes()),
-        warnings=(*warnings, *listed.left.warnings(), *seen.warnings, *copies.warnings()),
+        notes=(*notes, *listed.notes, *listed.left.notes(), *chosen.notes, *copies.notes()),
+        warnings=(*warnings, *listed.left.warnings(), *chosen.warnings, *copies.warnings()),
         odd=find_unusual((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
-        val_split=val_split,
-        seed=seed,
-        max_pixels=max_pixels,
-        seconds=time.perf_counter() - start,
-        cached=cached,
-        digests=Digests(listed.root, probes),
         copies=copies,
         left=listed.left,
-        decoding=seen.decoding,
-        values=seen.facts,
-        colors=seen.colors,
+        seed=seed,
+        val_split=val_split,
+        max_pixels=max_pixels,
+        cached=cached,
+        seconds=time.perf_counter() - start,
+        **probe_facts(listed.root, probes, chosen),
     )
 
 

@@ -176,6 +176,11 @@ class DataAudit:
             )
         if self.seen > len(self.samples) or self.copies.groups:
             console.say(self.account())
+        self.print_remarks()
+        console.say(f"scanned in {self.seconds:.1f} s ({self.cached} files from the cache)", style="dim")
+
+    def print_remarks(self) -> None:
+        """Print notes, warnings and skipped files."""
         for note in self.notes:
             console.say(note)
         for warning in self.warnings:
@@ -186,4 +191,3 @@ class DataAudit:
             console.say(f"… and {len(self.bad) - _BAD_SHOWN} more", style="yellow")
         if self.bad:
             console.say(f"{len(self.bad)} unreadable file{'s' * (len(self.bad) > 1)} skipped", style="yellow")
-        console.say(f"scanned in {self.seconds:.1f} s ({self.cached} files from the cache)", style="dim")

@@ -57,25 +57,16 @@ _KINDS = {
         "Transparent pixels",
         "Composited on white, {background}. With --in-chans 2 or 4, opacity is a channel.",
     ),
-    "wide": (
-        "More than 8 bits",
-        "Mapped to 0 to 255 by one value range for all images (--value-range sets another).",
-    ),
+    "wide": ("More than 8 bits", "Mapped to 0 to 255 by one value range for all images (--value-range sets another)."),
     "bands": ("Several channels", "Each is a channel of the input."),
     "profile": (
         "Colour profiles other than sRGB",
         "Converted to sRGB (relative colorimetric); a damaged profile, or one of another colour space, is ignored.",
     ),
     "ink": ("CMYK, YCbCr, Lab or HSV", "Converted to RGB."),
-    "grey": (
-        "Grey images among colour images",
-        "The grey channel is repeated. Fewer than half of the images are grey.",
-    ),
+    "grey": ("Grey among colour images", "The grey channel is repeated; fewer than half of the images are grey."),
     "turned": ("Rotated by EXIF", "Turned upright, as image viewers do."),
-    "long": (
-        "Long and thin",
-        "The default --resize-mode crop keeps only the middle; pad and squash keep all of it.",
-    ),
+    "long": ("Long and thin", "The default --resize-mode crop keeps only the middle; pad and squash keep all of it."),
     "small": ("Small", "Enlarged and therefore blurred; a smaller --img-size costs less and loses nothing."),
     "large": ("Large", "Decoded at full size in every epoch; smaller copies train faster."),
 }

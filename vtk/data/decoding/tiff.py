@@ -24,11 +24,11 @@ class Page(NamedTuple):
     Attributes:
         number: index from 0.
         width, height: pixels, before rotation.
+        orientation: 1 to 8, as in EXIF.
+        photometric: colour space of the first samples.
         bits: bits of each sample.
         formats: type of each sample: 1 unsigned, 2 signed, 3 floating-point, 4 undefined.
-        photometric: colour space of the first samples.
         extra: meaning of each extra sample: 0 unspecified, 1 premultiplied opacity, 2 straight opacity.
-        orientation: 1 to 8, as in EXIF.
         reduced: whether it is a thumbnail or a mask of another page.
         profile: embedded ICC profile.
         no_data: the value of missing data (GDAL's tag).
@@ -38,11 +38,11 @@ class Page(NamedTuple):
     number: int
     width: int
     height: int
+    orientation: int
+    photometric: int
     bits: tuple[int, ...]
     formats: tuple[int, ...]
-    photometric: int
     extra: tuple[int, ...]
-    orientation: int
     reduced: bool
     profile: bytes
     no_data: float | None
@@ -116,8 +116,8 @@ def page_of(number: int, tags: dict[int, Any]) -> Page:
         no_data = None
     orientation = tags.get(_ORIENTATION, 1)
     return Page(
-        number, int(tags[_WIDTH]), int(tags[_HEIGHT]), bits, formats, photometric, extra,
-        orientation if orientation in range(1, 9) else 1, bool(int(tags.get(_SUBFILE, 0)) & 5),
+        number, int(tags[_WIDTH]), int(tags[_HEIGHT]), orientation if orientation in range(1, 9) else 1, photometric,
+        bits, formats, extra, bool(int(tags.get(_SUBFILE, 0)) & 5),
         profile if isinstance(profile, bytes) else b"", no_data, tags,
     )  # fmt: skip
 

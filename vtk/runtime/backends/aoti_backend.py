@@ -50,8 +50,7 @@ class AotiBackend(TorchBackend):
         """Load ``source.path`` if its metadata fit this machine; there are no options."""
         if source.kind != "aoti" or source.path is None:
             raise UsageError(f"`aoti` runs .pt2 files, not the {source.kind} {source.name}: `vtk export aoti`")
-        if options:
-            raise UsageError(f"back-end `aoti` has no option `{min(options)}`; it has none")
+        cls._check_options(options)
         source.require_trust(source.path)
         meta = read_metadata(source.path)
         if dtype != aoti_load.DTYPES[meta[DTYPE]]:

@@ -36,8 +36,7 @@ class BankBackend(TorchBackend):
         """Load the pack into a new bank; options: `tasks`, folders of more packs of the same base."""
         if source.kind != "pack" or source.path is None:
             raise UsageError(f"`{cls.name}` holds task packs, not the {source.kind} {source.name}; give a pack")
-        if unknown := sorted(set(options) - set(cls.options)):
-            raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
+        cls._check_options(options)
         others: Sequence[str] = options.get("tasks", ())
         return cls._load_timed(lambda: cls._fill(source, others, device, dtype), threads)
 

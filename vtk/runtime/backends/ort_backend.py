@@ -123,7 +123,7 @@ class OrtCpuBackend:
 
         if cls.execution_provider not in ort.get_available_providers():
             raise UnavailableError(
-                f"`{cls.name}` was asked for, but this onnxruntime has {', '.join(ort.get_available_providers())}; "
+                f"`{cls.name}` was requested, but this onnxruntime has {', '.join(ort.get_available_providers())}; "
                 "`vtk doctor` says which wheel to install"
             )
 
@@ -194,7 +194,7 @@ class OrtCudaBackend(OrtCpuBackend):
     def check(cls) -> None:
         """Check that there are a CUDA device and the provider; whether it loads is seen on loading."""
         if not torch.cuda.is_available():
-            raise UnavailableError(f"`{cls.name}` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
+            raise UnavailableError(f"`{cls.name}` was requested, but torch sees no CUDA device; `vtk doctor` says why")
         super().check()
 
     @staticmethod

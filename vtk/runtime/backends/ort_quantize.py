@@ -25,7 +25,7 @@ def quantize_dynamic(source: Path, target: Path) -> None:
     Raises:
         VerificationError: the quantiser fails.
     """
-    with _quietly():
+    with _silence():
         from onnxruntime.quantization import QuantType
         from onnxruntime.quantization import quantize_dynamic as quantize
 
@@ -50,7 +50,7 @@ def quantize_static(source: Path, target: Path, batches: Iterable[Tensor]) -> No
     Raises:
         VerificationError: the quantiser fails.
     """
-    with _quietly():
+    with _silence():
         from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType
         from onnxruntime.quantization import quantize_static as quantize
 
@@ -84,7 +84,7 @@ def quantize_static(source: Path, target: Path, batches: Iterable[Tensor]) -> No
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     """Suppress the quantiser's log and prints: stdout may be a JSON object."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

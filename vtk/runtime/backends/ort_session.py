@@ -62,12 +62,12 @@ def open_session(
     except Exception as error:  # onnxruntime has no common base class for its errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if provider != "CPUExecutionProvider":
-            raise UnavailableError(f"{provider} was asked for, but onnxruntime cannot use it: {reason}") from error
+            raise UnavailableError(f"{provider} was requested, but onnxruntime cannot use it: {reason}") from error
         raise DataError(f"onnxruntime cannot load {path}: {reason}") from error
     session.disable_fallback()
     if session.get_providers()[0] != provider:
         raise UnavailableError(
-            f"{provider} was asked for, but onnxruntime could not load it and would use {session.get_providers()[0]}; "
+            f"{provider} was requested, but onnxruntime could not load it and would use {session.get_providers()[0]}; "
             "`vtk doctor` says what is missing"
         )
     return session

@@ -71,7 +71,7 @@ class TensorrtBackend:
                 "use ort-cuda with the .onnx file"
             )
         if not torch.cuda.is_available():
-            raise UnavailableError("`tensorrt` was asked for, but torch sees no CUDA device; `vtk doctor` says why")
+            raise UnavailableError("`tensorrt` was requested, but torch sees no CUDA device; `vtk doctor` says why")
 
     @classmethod
     def load(

@@ -37,8 +37,7 @@ class EagerBackend(TorchBackend):
         """Build ``source.model()`` on ``device`` in ``dtype``; options: `channels_last`."""
         if use := {"onnx": "ort-cpu", "aoti": "aoti", "tensorrt": "tensorrt"}.get(source.kind):
             raise UsageError(f"`{cls.name}` runs packs, checkpoints and timm models; for {source.name} use {use}")
-        if unknown := sorted(set(options) - set(cls.options)):
-            raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; it has {', '.join(cls.options)}")
+        cls._check_options(options)
         return cls._load_timed(lambda: cls(source.model(), device, dtype, **options), threads)
 
     @property

@@ -1,24 +1,33 @@
 """Base class of the back-ends that compute with torch in this process, under torch's global settings."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import torch
 
+from vtk.errors import UsageError
 from vtk.models.fp32 import FullPrecision
 
 
 class TorchBackend:
     """Holds torch's number of threads and full fp32 products from loading to `close`, which puts back what was set."""
 
+    name: str
     batch: int | None = None
+    options: tuple[str, ...] = ()
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.load_s = 0.0
         self._threads_before: int | None = None
         self._fp32 = FullPrecision()
+
+    @classmethod
+    def _check_options(cls, options: Iterable[str]) -> None:
+        if unknown := sorted(set(options) - set(cls.options)):
+            known = f"it has {', '.join(cls.options)}" if cls.options else "it has none"
+            raise UsageError(f"back-end `{cls.name}` has no option `{unknown[0]}`; {known}")
 
     @classmethod
     def _load_timed(cls, build: Callable[[], Self], threads: int | None) -> Self:

@@ -13,7 +13,6 @@ from vtk.packs.load import card_metadata
 from vtk.text import one_line
 
 PREFIX = "backbone."
-_SHOWN = 10
 
 
 def save_backbone(path: Path, state: Mapping[str, Tensor], card: Card) -> None:
@@ -34,11 +33,4 @@ def print_images(audit: DataAudit) -> None:
         f"size (height×width): smallest {sizes['min_height']}×{sizes['min_width']}, largest {sizes['max_height']}×"
         f"{sizes['max_width']} px; modes: " + ", ".join(f"{mode} {count}" for mode, count in audit.modes.items())
     )
-    for note in audit.notes:
-        console.say(note)
-    for warning in audit.warnings:
-        console.warn(warning)
-    for bad in audit.bad[:_SHOWN]:
-        console.say(f"skipped {one_line(bad.path)}: {bad.reason}", style="yellow")
-    if audit.bad:
-        console.say(f"{len(audit.bad)} unreadable file{'s' * (len(audit.bad) > 1)} skipped", style="yellow")
+    audit.print_remarks()

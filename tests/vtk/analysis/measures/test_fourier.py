@@ -98,7 +98,7 @@ def test_maps_of_one_position_have_no_high_frequency_and_images_of_two_sizes_are
     found = feature_spectra(timm_model("test_resnet").double(), images(2, side=16))
     assert found.units[-1].high is None and found.units[-1].amplitudes == (0.0,)
     model = timm_model("test_resnet").double()
-    with pytest.raises(UsageError, match="of different sizes"):
+    with pytest.raises(UsageError, match="have different sizes"):
         feature_spectra(model, [*images(1, side=64), *images(1, side=96)])
     with pytest.raises(DataError):
         feature_spectra(model, [])
@@ -123,7 +123,7 @@ def test_the_reading_says_which_kinds_lower_high_frequencies():
     assert "as Park and Kim (2022) find for ViTs" in text and "--stem" not in text
     rising = [unit("other", -3.0), unit("msa", -2.0), unit("mlp", -1.5), unit("msa", -1.0), unit("mlp", -1.2)]
     text = told(*rising, *rising[1:], *rising[1:])
-    assert "its MSAs and MLPs do not" in text and "--stem conv" in text
+    assert "here MSAs and MLPs do not" in text and "--stem conv" in text
     numbers = diagnostic("fourier").numbers({"units": rising})
     assert numbers["high-frequency change by an MSA, nats"] == pytest.approx((1.0 + 0.5) / 2)
 

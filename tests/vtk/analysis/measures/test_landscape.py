@@ -148,7 +148,7 @@ def test_processes_share_points_and_get_the_same_surface():
     [
         ({"grid": 4}, UsageError, "`grid` is 4; give an odd number"),
         ({"span": 0.0}, UsageError, "`span` is 0.0"),
-        ({"directions": "layer"}, UsageError, "'layer' are not known"),
+        ({"directions": "layer"}, UsageError, "unknown directions 'layer'"),
         ({"batches": []}, DataError, "no images to analyse"),
     ],
 )

@@ -1,5 +1,8 @@
-"""Plots of a run: the confusion matrix and the learning curves, as PNG files."""
+"""Files of an evaluation: the table of classes as CSV, the confusion matrix and the learning curves as PNG."""
 
+import csv
+import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import numpy as np
 from vtk import files
 from vtk.errors import UsageError
 from vtk.evaluation.metrics import Metrics
+from vtk.evaluation.multilabel import MultiLabelMetrics
 from vtk.marks import SOFTWARE
 from vtk.text import in_plot, printable
 
@@ -16,6 +20,22 @@ _NUMBERS_UP_TO = 20
 _NAMES_UP_TO = 50
 _SHARES = ("top1", "top5", "f1", "mAP", "balanced_accuracy")
 _COLOURS = ("#1f5fa8", "#d1662b", "#3a8f5c", "#8a4fa3", "#777777")
+_COLUMNS = ("precision", "recall", "f1", "average_precision")
+
+PER_CLASS = ",".join(("class", "count", *_COLUMNS[:3]))
+"""First line of every table of `per_class_csv`, or its beginning."""
+
+
+def per_class_csv(metrics: Metrics | MultiLabelMetrics) -> str:
+    """Return a line per class; undefined values, as for a class that is never predicted, are empty cells."""
+    columns = _COLUMNS[:3] if isinstance(metrics, Metrics) else _COLUMNS
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["class", "count", *columns])
+    for row in metrics.per_class():
+        scores = [getattr(row, name) for name in columns]
+        writer.writerow([row.name, row.count, *("" if math.isnan(score) else score for score in scores)])
+    return text.getvalue()
 
 
 def confusion_png(metrics: Metrics, path: Path) -> None:
