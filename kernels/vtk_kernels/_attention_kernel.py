@@ -55,12 +55,12 @@ def _packed_attention_kernel(
             return
         length = (tl.load(bounds_ptr + segment + 1) - first).to(tl.int32)
     if queries is None:
-        asked = length
+        count = length
         out = first
     else:
-        asked = queries
+        count = queries
         out = segment * queries
-    if tile * BLOCK_M >= asked:
+    if tile * BLOCK_M >= count:
         return
 
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -105,7 +105,7 @@ def _packed_attention_kernel(
         o += tl.load(bias_ptr + (2 * H + head) * D + channel, mask=inside, other=0.0).to(tl.float32)[None, :]
     o = tl.where((row < length)[:, None], o, 0.0)  # queries that the segment is too short for
     o_tile_ptr = o_ptr + (((out + row) * H + head) * D)[:, None] + channel[None, :]
-    tl.store(o_tile_ptr, o.to(o_ptr.dtype.element_ty), mask=(row < asked)[:, None] & inside[None, :])
+    tl.store(o_tile_ptr, o.to(o_ptr.dtype.element_ty), mask=(row < count)[:, None] & inside[None, :])
 
 
 def _config(queries: int, head_dim: int, folded: bool, packed: Tensor) -> tuple[int, int, int, int]:

@@ -52,7 +52,7 @@ def read(path: Path, allowed: Mapping[str, tuple[str, ...]]) -> list[Entry]:
     except ChoiceTableError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ChoiceTableError(f"{where} is no choice table: {_said(error)}") from error
+        raise ChoiceTableError(f"{where} is no choice table: {_reason(error)}") from error
     return check(entries, where, allowed)
 
 
@@ -77,7 +77,7 @@ def check(entries: Any, where: str, allowed: Mapping[str, tuple[str, ...]]) -> l
             versions(entry)
             seen.add(tuple(entry[field] for field in FIELDS))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ChoiceTableError(f"{where} is no choice table: {_said(error)}") from error
+        raise ChoiceTableError(f"{where} is no choice table: {_reason(error)}") from error
     if len(seen) < len(found):
         raise ChoiceTableError(f"{where} has two entries with the same {', '.join(FIELDS)}; keep the later measurement")
     return found
@@ -92,7 +92,7 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return an error in a line, without the whole of what was read."""
     return f"{type(error).__name__}: {_shown(error, _LONGEST)}"
 

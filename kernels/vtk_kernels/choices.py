@@ -10,7 +10,7 @@ a factor of `REACH` away in what determines bytes and FLOPs (see `_nearest`; att
 guess, which `explain` names. Entries of the other half type, of other versions and of cards of the same family count
 too, each as if it were a factor of `OTHER` further away. Where nothing is within reach the default of `DEFAULT` holds.
 
-Three tables are asked together, and of equally near entries the upper table's decides:
+Three tables are searched together, and of equally near entries the upper table's decides:
 
     the table that the environment variable VTK_CHOICES names, read at the first choice
     one tuned on this card, registered by `use`
@@ -35,7 +35,8 @@ from vtk_kernels._nearest import OTHER, REACH, Candidate, candidate, nearest, pi
 
 __all__ = [
     "ALLOWED", "DEFAULT", "FAMILIES", "FIELDS", "OTHER", "REACH", "Answer", "ChoiceTableError", "Entry",
-    "Question", "Table", "asked", "choose", "device_name", "explain", "family", "layers", "read", "text", "use",
+    "Question", "Table", "choose", "device_name", "explain", "family", "layers", "read", "record_questions", "text",
+    "use",
 ]  # fmt: skip
 
 DEFAULT = {
@@ -81,7 +82,7 @@ _HALF = {"bfloat16", "float16"}
 _LAYERS = Layers(Path(__file__).with_name("choices.json"), ALLOWED)
 
 
-_asked: "list[Question] | None" = None
+_recorded: "list[Question] | None" = None
 
 
 class Question(NamedTuple):
@@ -148,8 +149,8 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
     """
     if op not in DEFAULT:
         raise ValueError(f"`op` ({op!r}) has no choice; these have: {', '.join(sorted(DEFAULT))}")
-    if _asked is not None:
-        _asked.append(Question(op, rows, n, k, dtype))
+    if _recorded is not None:
+        _recorded.append(Question(op, rows, n, k, dtype))
     if device_name is not None:
         for end, choice in _pieces(op, n, k, dtype, device_name):
             if rows < end:
@@ -158,14 +159,14 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
 
 
 @contextlib.contextmanager
-def asked() -> Iterator[list[Question]]:
-    """Collect what `choose` is asked, by any thread, in order and as often as it is."""
-    global _asked
-    before, _asked = _asked, []
+def record_questions() -> Iterator[list[Question]]:
+    """Collect the questions to `choose`, from any thread, in order and with repetitions."""
+    global _recorded
+    before, _recorded = _recorded, []
     try:
-        yield _asked
+        yield _recorded
     finally:
-        _asked = before
+        _recorded = before
 
 
 def explain(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: str | None) -> Answer:
@@ -192,7 +193,7 @@ def family(device: str) -> str:
 
 
 def layers() -> tuple[Table, ...]:
-    """Return the tables that are asked, the upper one first.
+    """Return the tables that are searched, the upper one first.
 
     Raises:
         ChoiceTableError: the table that VTK_CHOICES names cannot be used.

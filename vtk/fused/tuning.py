@@ -32,7 +32,7 @@ Key = tuple[Any, ...]
 
 
 class Pass(Protocol):
-    """A forward pass that is ready to be repeated with the choices that were in force when it was made."""
+    """A forward pass that is ready to be repeated with the choices that were in force when it was candidate."""
 
     def __call__(self) -> object:
         """Run once, without waiting for the device."""
@@ -55,10 +55,10 @@ class Subject(Protocol):
     torch: str
     triton: str
 
-    def ask(self) -> Sequence[Question]:
+    def questions(self) -> Sequence[Question]:
         """Return what a pass asks with the choices in force."""
 
-    def ready(self) -> Pass:
+    def prepare(self) -> Pass:
         """Make a pass with the choices in force."""
 
 
@@ -106,10 +106,10 @@ class _Work:
     def run(self) -> None:
         choices.use(self.table.values())
         seen: set[Question] = set()
-        queue = self.new(seen)
+        queue = self.new_questions(seen)
         if not queue:
             return
-        first = current = self.subject.ready()
+        first = current = self.subject.prepare()
         if why := current.wrong():
             self.result.left_out.append(f"nothing is timed, as the pass is wrong: {why}")
             return
@@ -119,25 +119,27 @@ class _Work:
                 self.result.cut = True
                 break
             question = queue.pop(0)
-            current = self.one(question, current, len(queue), before)
-            queue += self.new(seen)
+            current = self.measure_choice(question, current, len(queue), before)
+            queue += self.new_questions(seen)
         if self.result.changed and current is not first:
             self.confirm(first, current, before)
 
-    def new(self, seen: set[Question]) -> list[Question]:
+    def new_questions(self, seen: set[Question]) -> list[Question]:
         """Return the questions that a pass asks now and that are still to be measured; whole forms come first."""
-        asked = [q for q in dict.fromkeys(self.subject.ask()) if q not in seen and len(ALLOWED[q.op]) > 1]
-        seen.update(asked)
-        self.result.asked += len(asked)
+        open_questions = [
+            q for q in dict.fromkeys(self.subject.questions()) if q not in seen and len(ALLOWED[q.op]) > 1
+        ]
+        seen.update(open_questions)
+        self.result.asked += len(open_questions)
         found = []
-        for q in asked:
+        for q in open_questions:
             answer = choices.explain(*q, self.subject.card)
             exact = answer.entry is not None and not answer.differs
             if not (exact and answer.table is not None and answer.table != "package"):
                 found.append(q)  # neither tuned here, nor named by the user
         return sorted(found, key=lambda q: q.op != "ln_folded")
 
-    def one(self, question: Question, current: Pass, others: int, before: dict[Key, Entry]) -> Pass:
+    def measure_choice(self, question: Question, current: Pass, others: int, before: dict[Key, Entry]) -> Pass:
         """Measure one choice, keep the quickest, and return the pass with it."""
         held = choices.choose(*question, self.subject.card)
         ready = {held: current}
@@ -148,21 +150,21 @@ class _Work:
             if choices.choose(*question, self.subject.card) != choice:
                 continue
             try:
-                made = self.subject.ready()
-                why = made.wrong()
+                candidate = self.subject.prepare()
+                why = candidate.wrong()
             except Exception as error:  # out of memory, a compiler's: what held goes on
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             if why:
                 self.result.left_out.append(f"{question.op} {choice}: {why}")
             else:
-                ready[choice] = made
+                ready[choice] = candidate
         times = self.rounds(ready, (self.end - self.clock()) / (others + 2))
         if times is None:
             self.result.cut = True
             choices.use(self.table.values())
             return current
         best = min(times, key=lambda name: statistics.median(times[name]))
-        if best != held and not _quicker(times[best], times[held]):
+        if best != held and not _faster(times[best], times[held]):
             best = held
         us = {name: round(statistics.median(found), 2) for name, found in times.items()}
         before |= self.entry(question, held, us)
@@ -196,7 +198,7 @@ class _Work:
         """Measure what all changes gain together; where that is nothing, take them back."""
         times = self.rounds({"before": first, "after": last}, self.end - self.clock(), last=True)
         assert times is not None
-        if not _quicker(times["after"], times["before"]):
+        if not _faster(times["after"], times["before"]):
             self.result.changed.clear()
             self.keep(before)
             return
@@ -218,7 +220,7 @@ class _Work:
         return {tuning_store.key(entry): entry}
 
 
-def _quicker(a: Sequence[float], b: Sequence[float]) -> bool:
+def _faster(a: Sequence[float], b: Sequence[float]) -> bool:
     """Whether a beats b by more than noise: of 7 rounds it wins all, of 25 nineteen, by chance once in 130 times."""
     wins = sum(x < y for x, y in zip(a, b, strict=True))
     return _ratio(a, b) < WORTH and wins >= len(a) / 2 + 1.25 * math.sqrt(len(a))

@@ -90,13 +90,13 @@ class ModelSubject:
         """Run a pass with the choices in force."""
         return self.model.compute(images)
 
-    def ask(self) -> Sequence[Question]:
+    def questions(self) -> Sequence[Question]:
         """Return what a pass asks."""
-        with choices.asked() as found, torch.no_grad():
+        with choices.record_questions() as found, torch.no_grad():
             self.compute(self.images)
         return found
 
-    def ready(self) -> GraphPass:
+    def prepare(self) -> GraphPass:
         """Capture a pass."""
         with self.cache.turn(self.images.device):
             return GraphPass(self.cache.capture(self.compute, self.images, self.images), self.judge)

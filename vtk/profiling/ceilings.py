@@ -33,7 +33,7 @@ def path() -> Path:
     return home() / "ceilings.json"
 
 
-def known(device: torch.device, threads: int) -> Ceilings | None:
+def stored(device: torch.device, threads: int) -> Ceilings | None:
     """Return what an earlier measurement found, None without one.
 
     Raises:

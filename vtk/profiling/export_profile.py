@@ -189,13 +189,13 @@ def profile_export(
 
     options: dict[str, Any] = {"precision": precision, "device": device, "threads": threads, "duration": SECONDS}
     config = ProfileConfig(batch_sizes=tuple(batches), backends=backends, **options)
-    told = f"--profile of {path.name}"
+    command = f"--profile of {path.name}"
     card = MARKS["profile.json"]
     marks = {f"{stem}.json": card, f"{stem}.png": png((f"{stem}.json", card))}
-    with hold_folder(path.parent, f"vtk export {told}"):
+    with hold_folder(path.parent, f"vtk export {command}"):
         recover(path.parent)
         source = open_source(path, many=True)
-        result = run(config, source, load_backend, name=str(path), reference=reference, command=told)
+        result = run(config, source, load_backend, name=str(path), reference=reference, command=command)
         print_result(result)
         found = result.to_dict()
         if shown is not None:

@@ -140,7 +140,7 @@ class CellRun:
         self.call()
         self.backend.synchronize()
         self.cell = replace(self.cell, first_s=time.perf_counter() - start)
-        if not self._compared():
+        if not self._matches():
             return
         if getattr(self.backend, "simulated", False):
             close = f"the outputs are right (max |diff| {self.cell.max_diff:.3g})"
@@ -150,7 +150,7 @@ class CellRun:
             counted = count_memory(self.backend, self.call, self._inputs[0], self.file)
             self.cell = replace(self.cell, weight_bytes=counted.weights, activation_bytes=counted.activations)
         warm_up(self.call, self.backend.synchronize, min(WARMUP_S, self.plan.duration_s))
-        self._compared("right at first, in the warm-up ")
+        self._matches("right at first, in the warm-up ")
 
     def _images(self, variant: int) -> dict[str, Tensor]:
         """Return a batch whose every row is another image than in the other variants'."""
@@ -195,7 +195,7 @@ class CellRun:
             self.cell, windows=len(self._windows), spread=differ, stable=stable, clock_before_mhz=first,
             clock_after_mhz=after.clock_mhz, recompiles=self.cell.recompiles + recompiles,
         )  # fmt: skip
-        if not self._compared("right at first, in the timed runs "):
+        if not self._matches("right at first, in the timed runs "):
             return
         runs, timed = sum(map(len, self._windows)), sum(map(sum, self._windows))
         done = timed >= self.plan.duration_s or (bool(stable) and self.plan.enough(runs, timed))
@@ -205,7 +205,7 @@ class CellRun:
         for _ in range(VARIANTS):
             self.call()
             self.backend.synchronize()
-            if not self._compared("right at first, after the timed runs "):
+            if not self._matches("right at first, after the timed runs "):
                 return
         seconds = [s for window in self._windows for s in window]
         peak, cuda = max(self._peaks, default=None), self.backend.device.type == "cuda"
@@ -215,7 +215,7 @@ class CellRun:
             peak_memory_bytes=peak if cuda else None, process_bytes=None if cuda else peak,
         )  # fmt: skip
 
-    def _compared(self, when: str = "") -> bool:
+    def _matches(self, when: str = "") -> bool:
         """Hold the last call's output against the reference of its images."""
         assert self._last is not None
         kind = getattr(self.backend, "arithmetic", "") or self.plan.precision

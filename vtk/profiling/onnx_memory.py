@@ -68,9 +68,9 @@ def _peak(graph: onnx.GraphProto, sizes: dict[str, int], owner: dict[str, str], 
     """Run through the nodes: a value is there from the node that makes it to the last one that reads it."""
     alive, now, peak = set[str](), 0, 0
     for node in graph.node:
-        made = {owner[name] for name in node.output if name in owner} - alive
-        alive |= made
-        now += sum(sizes[name] for name in made)
+        produced = {owner[name] for name in node.output if name in owner} - alive
+        alive |= produced
+        now += sum(sizes[name] for name in produced)
         peak = max(peak, now)
         for name in node.input:
             if name in owner:

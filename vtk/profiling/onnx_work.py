@@ -77,12 +77,12 @@ def _flops(node: NodeProto, shapes: dict[str, list[int]]) -> int | None:
 
 def _drop_preprocessing(proto: ModelProto, shape: tuple[int, ...]) -> None:
     """Let the graph begin where images have the model's size, if it prepares them itself."""
-    made = next((i for i, node in enumerate(proto.graph.node) if "pixel_values" in node.output), None)
-    if made is None:
+    source = next((i for i, node in enumerate(proto.graph.node) if "pixel_values" in node.output), None)
+    if source is None:
         return
-    last = {a.name: a.i for a in proto.graph.node[made].attribute}
+    last = {a.name: a.i for a in proto.graph.node[source].attribute}
     kind = last.get("to", onnx.TensorProto.FLOAT)  # a file in half precision rounds them at last
-    rest = list(proto.graph.node)[made + 1 :]  # the nodes before are those that prepare images
+    rest = list(proto.graph.node)[source + 1 :]  # the nodes before are those that prepare images
     del proto.graph.node[:], proto.graph.input[:]
     proto.graph.node.extend(rest)
     proto.graph.input.append(onnx.helper.make_tensor_value_info("pixel_values", kind, ["batch", *shape]))

@@ -26,7 +26,7 @@ from vtk.profiling.memory import describe
 from vtk.profiling.reference import FILES, Answers, Loader
 from vtk.profiling.result import ProfileResult
 from vtk.profiling.rounds import measure_group
-from vtk.profiling.session import Session, fits
+from vtk.profiling.session import Session, supports
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.opening import open_source, open_with_notes
@@ -182,13 +182,13 @@ def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
         return (kind,)
     cuda = device.type == "cuda"
     names = ("eager", "compile", "fused", "ort-cuda" if cuda else "ort-cpu")
-    return tuple(name for name in names if fits(name, kind))
+    return tuple(name for name in names if supports(name, kind))
 
 
 def find_ceilings(config: ProfileConfig, device: torch.device, threads: int) -> Ceilings | None:
     """Return what an earlier measurement of the device found; with ``config.ceilings`` measure now."""
     if not config.ceilings:
-        return ceilings.known(device, threads)
+        return ceilings.stored(device, threads)
     found = ceilings.measure(device, threads)
     console.say(f"ceilings of {ceilings.key(device, threads)}: {ceilings.describe(found)}")
     return found

@@ -85,7 +85,7 @@ def reference_of(
         given, source = f" of {model.path.name if model.path else model.name}", model
     if source.kind not in FILES:
         return Reference(torch_reference(source.model(), images), f"torch fp32 on the CPU{given}{how}", kind)
-    name, options, said, cautions = _way(source, device)
+    name, options, said, cautions = _reference_backend(source, device)
     # a file of another precision than asked for is refused by its back-end; a reference has its own
     dtype = source.facts.precision if source is not profiled else precision
     backend = load(name, source, dtype=dtype, threads=threads, **options)
@@ -98,7 +98,7 @@ def reference_of(
     return Reference(logits, f"{said}{given}{how}", kind, cautions, gives_probabilities(backend))
 
 
-def _way(source: Source, device: torch.device) -> tuple[str, dict[str, Any], str, tuple[str, ...]]:
+def _reference_backend(source: Source, device: torch.device) -> tuple[str, dict[str, Any], str, tuple[str, ...]]:
     """Return back-end and options that run an exported file as a reference, words for it, and what weakens it."""
     if source.kind == "onnx":
         options: dict[str, Any] = {"optimize": False, **({"raw": True} if source.facts.preprocessing else {})}

@@ -39,8 +39,8 @@ class Session:
         self._reference = reference or source
         self.stopped = False
         self._files = ExitStack()
-        self._made: dict[str, Source | VtkError] = {}
-        self._made_s: dict[str, float] = {}
+        self._exported: dict[str, Source | VtkError] = {}
+        self._export_s: dict[str, float] = {}
 
     def __enter__(self) -> "Session":
         return self
@@ -54,7 +54,7 @@ class Session:
         So an absent one ends the run before it has begun, and nothing is printed into the progress bar later.
         """
         for name in self.config.backends:
-            if not fits(name, self.source.kind):  # refused before anything is exported for the others
+            if not supports(name, self.source.kind):  # refused before anything is exported for the others
                 device, dtype = self.device, self.config.precision
                 self.load(name, self.source, device=device, dtype=dtype, threads=self.threads).close()
         for name in names:
@@ -82,7 +82,7 @@ class Session:
 
     def prepare_s(self, name: str) -> float | None:
         """Return the seconds that making the file for ``name`` took, None where it needs none."""
-        return self._made_s.get(form(name))
+        return self._export_s.get(file_kind(name))
 
     @contextmanager
     def loaded(self, name: str) -> Iterator[Backend]:
@@ -119,15 +119,15 @@ class Session:
 
     def _source_for(self, name: str) -> Source | VtkError:
         """Return what ``name`` runs: the source, or a file exported from it once."""
-        kind = form(name)
+        kind = file_kind(name)
         if not kind or kind == self.source.kind or self.source.kind in FILES:
             return self.source  # of the wrong kind perhaps: the back-end says so best
-        if kind not in self._made:
+        if kind not in self._exported:
             start = time.perf_counter()
-            self._made[kind] = self._export(kind)
-            if isinstance(self._made[kind], Source):
-                self._made_s[kind] = time.perf_counter() - start
-        return self._made[kind]
+            self._exported[kind] = self._export(kind)
+            if isinstance(self._exported[kind], Source):
+                self._export_s[kind] = time.perf_counter() - start
+        return self._exported[kind]
 
     def _export(self, kind: str) -> Source | VtkError:
         # both need onnx, which the other back-ends do without
@@ -135,10 +135,10 @@ class Session:
             if kind == "aoti":
                 from vtk_export.aoti.export import temporary_aoti
 
-                made = temporary_aoti(
+                exported = temporary_aoti(
                     self.source, precision=self.config.precision, device=self.device, threads=self.threads
                 )
-                return self._files.enter_context(made)
+                return self._files.enter_context(exported)
             from vtk_export.onnx.export import temporary_onnx
 
             return self._files.enter_context(temporary_onnx(self.source, dtype=self.config.precision))  # type: ignore[arg-type]
@@ -146,15 +146,15 @@ class Session:
             return error
 
 
-def fits(name: str, kind: str) -> bool:
+def supports(name: str, kind: str) -> bool:
     """Return whether a back-end runs a kind of source, exported on the spot if need be."""
     if name.startswith("bank"):
         return kind == "pack"
     if name == "tensorrt":
         return kind in ("tensorrt", "onnx")
-    return kind not in FILES or kind == form(name)
+    return kind not in FILES or kind == file_kind(name)
 
 
-def form(name: str) -> str:
+def file_kind(name: str) -> str:
     """Return the kind of file that a back-end runs, empty for a model in torch."""
     return "onnx" if name.startswith("ort-") else "aoti" if name == "aoti" else ""

@@ -30,7 +30,7 @@ class CpuPass:
     """A pass with the choices of its making: what it asks, what it answers, and what it would take."""
 
     def __init__(self, subject: "CpuSubject") -> None:
-        with choices.asked() as asked, torch.no_grad():
+        with choices.record_questions() as asked, torch.no_grad():
             self.output = subject.compute(subject.images)
         self.subject = subject
         held = {(q.op, choices.choose(*q, CARD)) for q in asked}
@@ -63,7 +63,7 @@ class CpuSubject(ModelSubject):
     def compute(self, images: Tensor) -> Tensor:
         return self.model.compute(images, Plan(True, CARD, None))
 
-    def ready(self) -> CpuPass:  # type: ignore[override]
+    def prepare(self) -> CpuPass:  # type: ignore[override]
         self.made += 1
         return CpuPass(self)
 

@@ -44,7 +44,7 @@ def run(subject: ModelSubject, *, seconds: float = 60.0, noise: float = 0.01, cl
 def test_the_quicker_choices_are_found_kept_and_in_force(fused: FusedViT) -> None:
     subject = CpuSubject(fused, 2)
     found = run(subject)
-    held = {q.op: choices.choose(*q, CARD) for q in subject.ask()}
+    held = {q.op: choices.choose(*q, CARD) for q in subject.questions()}
     assert held["ln_folded"] == "folded"
     assert all(QUICK.get(op, choices.DEFAULT[op]) == choice for op, choice in held.items())
     assert found.before_us is not None and found.after_us is not None and found.after_us < 0.95 * found.before_us
@@ -54,7 +54,7 @@ def test_the_quicker_choices_are_found_kept_and_in_force(fused: FusedViT) -> Non
     choices.use(None)
     tuned._loaded.clear()
     tuned.load(CARD)  # as another process does
-    assert {q.op: choices.choose(*q, CARD) for q in subject.ask()} == held
+    assert {q.op: choices.choose(*q, CARD) for q in subject.questions()} == held
     choices.use(found.path)  # it is a table like any other
 
 
@@ -89,7 +89,7 @@ def test_a_wrong_answer_is_not_timed(fused: FusedViT) -> None:
 
 def test_a_capture_that_fails_leaves_what_held(fused: FusedViT, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = CpuSubject(fused, 2)
-    ready = subject.ready
+    ready = subject.prepare
 
     def full() -> Any:
         made = ready()
@@ -97,7 +97,7 @@ def test_a_capture_that_fails_leaves_what_held(fused: FusedViT, monkeypatch: pyt
             raise torch.OutOfMemoryError("CUDA out of memory")
         return made
 
-    monkeypatch.setattr(subject, "ready", full)
+    monkeypatch.setattr(subject, "prepare", full)
     found = run(subject)
     assert not found.changed and any("OutOfMemoryError: CUDA out of memory" in text for text in found.left_out)
 
@@ -155,7 +155,7 @@ def test_a_stop_keeps_what_was_measured_and_leaves_no_half_choice(
     found = tune(subject, time, clock=clock)
     kept = choices.read(Path(found.path)) if Path(found.path).exists() else []
     assert found.stopped and ", stopped" in str(found) and len(kept) == found.measured
-    for q in subject.ask():  # no alternative that was on trial is left in force
+    for q in subject.questions():  # no alternative that was on trial is left in force
         exact = [e for e in kept if (e["op"], e["rows"], e["n"], e["k"]) == q[:4]]
         assert choices.choose(*q, CARD) == (exact[0]["choice"] if exact else choices.choose(*q, CARD))
     assert not list(Path(found.path).parent.glob("*.tmp-*"))
@@ -167,7 +167,7 @@ def test_what_the_environment_names_is_not_tuned(
     fused: FusedViT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = CpuSubject(fused, 2)
-    (gelu,) = {q for q in subject.ask() if q.op == "linear_gelu" and q.rows > 2}
+    (gelu,) = {q for q in subject.questions() if q.op == "linear_gelu" and q.rows > 2}
     entry = {
         "device": CARD, "torch": subject.torch, "triton": subject.triton, "op": gelu.op, "dtype": "bfloat16",
         "rows": gelu.rows, "n": gelu.n, "k": gelu.k, "choice": "triton",
@@ -232,7 +232,7 @@ def test_a_folder_that_cannot_be_written_is_said(fused: FusedViT, vtk_home: Path
     (vtk_home / "tuned").write_text("a file in its place")
     with pytest.raises(DataError):
         run(CpuSubject(fused, 2))
-    assert not {choices.explain(*q, CARD).table for q in CpuSubject(fused, 2).ask()} & {"tuned"}
+    assert not {choices.explain(*q, CARD).table for q in CpuSubject(fused, 2).questions()} & {"tuned"}
 
 
 def test_two_cards_have_their_tables_side_by_side() -> None:
@@ -248,7 +248,7 @@ def test_two_cards_have_their_tables_side_by_side() -> None:
 
 def test_questions_are_noted_only_while_somebody_asks_for_them() -> None:
     question = Question("linear_gelu", 64, 8, 8, torch.bfloat16)
-    with choices.asked() as found:
+    with choices.record_questions() as found:
         choices.choose(*question, None)
     choices.choose(*question, None)
     assert found == [question]

@@ -57,12 +57,12 @@ def test_floor_of_a_precision_without_a_ceiling_is_unknown() -> None:
 
 def test_ceilings_are_kept_by_device_and_threads() -> None:
     cpu = torch.device("cpu")
-    assert ceilings.known(cpu, 1) is None
+    assert ceilings.stored(cpu, 1) is None
     measured = ceilings.measure(cpu, 1, quick=True)
-    assert ceilings.known(cpu, 1) == measured and ceilings.known(cpu, 2) is None
+    assert ceilings.stored(cpu, 1) == measured and ceilings.stored(cpu, 2) is None
     assert measured.bytes_per_s > 0 and measured.flop_per_s["fp32"] > 0
     other = ceilings.measure(cpu, 2, quick=True)
-    assert ceilings.known(cpu, 1) == measured and ceilings.known(cpu, 2) == other
+    assert ceilings.stored(cpu, 1) == measured and ceilings.stored(cpu, 2) == other
     assert find_ceilings(ProfileConfig(device="cpu"), cpu, 1) == measured
 
 
@@ -81,7 +81,7 @@ def test_share_of_the_roof_is_in_every_cell_and_above_one_is_doubted(
     fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backends = {"eager": fakes.Backend("eager", sync_s=0.001)}
-    monkeypatch.setattr(ceilings, "known", lambda device, threads: LIMITS)
+    monkeypatch.setattr(ceilings, "stored", lambda device, threads: LIMITS)
     found = fakes.run(backends, batch_sizes=(1, 2))
     for cell in found.backends[0].cells:
         floor_ms = 1000 * 4 * (3 * 64 * 5 + 5 + cell.batch * (3 * 64 + 5)) / 1e9
@@ -91,7 +91,7 @@ def test_share_of_the_roof_is_in_every_cell_and_above_one_is_doubted(
     out = capsys.readouterr().out
     assert "% roof" in out and "copy 1 GB/s" in " ".join(notes(found))
     assert latency_png(found).startswith(b"\x89PNG")
-    monkeypatch.setattr(ceilings, "known", lambda device, threads: Ceilings(1.0, {"fp32": 1.0}))
+    monkeypatch.setattr(ceilings, "stored", lambda device, threads: Ceilings(1.0, {"fp32": 1.0}))
     assert any("faster than the device's ceilings at batch 1, 2" in w for w in fakes.run(backends).warnings)
 
 

@@ -78,7 +78,7 @@ class Verdict:
     def __str__(self) -> str:
         return f"{self.wrong} of {self.checked} checked answers are wrong, the first {self.reason}"
 
-    def joined(self, other: "Verdict") -> "Verdict":
+    def merged(self, other: "Verdict") -> "Verdict":
         """Return both as one."""
         known = [v.max_diff for v in (self, other) if v.max_diff is not None]
         return Verdict(
@@ -114,7 +114,7 @@ class Expected:
         """
         found = Verdict()
         for some in _chunks(kept, _TOGETHER):
-            found = found.joined(self._judge(some, decode, rows_of))
+            found = found.merged(self._judge(some, decode, rows_of))
         return found
 
     def _judge(

@@ -172,12 +172,12 @@ class HttpClient:
             head = self._http("POST", f"{_path(info)}/infer", "application/json", "\0")
             return head, [before + b'"data": [', b"]" + rest]
         request["outputs"] = [{"name": o.name, "parameters": {"binary_data": True}} for o in info.outputs]
-        told = json.dumps(request).encode()
-        length = str(len(told) + size + sum(map(len, after)))
+        header = json.dumps(request).encode()
+        length = str(len(header) + size + sum(map(len, after)))
         head = self._http(
-            "POST", f"{_path(info)}/infer", "application/octet-stream", length, f"{_LENGTH}: {len(told)}\r\n"
+            "POST", f"{_path(info)}/infer", "application/octet-stream", length, f"{_LENGTH}: {len(header)}\r\n"
         )
-        return head + told, after
+        return head + header, after
 
     def _numbers(self, pool: Pool, row: int, number: int) -> bytes:
         """Return an image as numbers in JSON; all but its marked values are written once."""

@@ -31,10 +31,10 @@ def other_inputs(info: ModelInfo, image: str, task: str | None) -> dict[str, str
 
 def spread_bytes(images: "np.ndarray[Any, Any]", kind: "np.dtype[Any]") -> "np.ndarray[Any, Any]":
     """Return images of the server's type; bytes are spread over all of a wider one's numbers."""
-    made = images.astype(kind)
+    wide = images.astype(kind)
     if images.dtype == np.uint8 and kind.kind in "iu":
-        made *= np.iinfo(kind).max // 255 or 1
-    return made
+        wide *= np.iinfo(kind).max // 255 or 1
+    return wide
 
 
 def image_spec(shape: tuple[int, ...], config: ServerConfig, source: Source | None) -> InputSpec:

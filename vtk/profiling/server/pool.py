@@ -83,8 +83,8 @@ class Pool:
     def batch(self, number: int, batch: int) -> "np.ndarray[Any, Any]":
         """Return a request's images as an array of its own."""
         rows = self.rows(number, batch)
-        made = self.images[rows]
-        flat = made.reshape(batch, -1)
+        images = self.images[rows]
+        flat = images.reshape(batch, -1)
         for place, row in enumerate(rows.tolist()):
-            flat[place, : self.marked] = np.frombuffer(self.mark(row, number), made.dtype)
-        return made
+            flat[place, : self.marked] = np.frombuffer(self.mark(row, number), images.dtype)
+        return images

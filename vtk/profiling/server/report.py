@@ -29,7 +29,7 @@ COLUMNS = ("batch", "load", "images/s", "p50", "p90", "p99", "queue", "compute",
 def print_result(result: ServerResult) -> None:
     """Print a row for every load, the notes, and the choice for the budget."""
     console.say(heading(result), style="bold")
-    rows = [row(level) for level in ordered(result) if level.status == "ok"]
+    rows = [row(level) for level in by_load(result) if level.status == "ok"]
     console.table("times in ms", COLUMNS, rows, left=(1,))
     for level in result.levels:
         if level.status != "ok":
@@ -63,7 +63,7 @@ def page(result: ServerResult) -> str:
     parts += [f'<p class="warning">{escape(text)}</p>' for text in result.warnings]
     parts.append(f'<img alt="Latency against images per second" src="data:image/png;base64,{picture}">')
     rows = []
-    for level in ordered(result):
+    for level in by_load(result):
         if level.status == "ok":
             rows.append("".join(f"<td>{escape(text)}</td>" for text in row(level)))
         else:
@@ -86,7 +86,7 @@ def heading(result: ServerResult) -> str:
     return f"{result.model}{version}{platform} at {result.server} ({result.protocol})"
 
 
-def ordered(result: ServerResult) -> list[ServerLevel]:
+def by_load(result: ServerResult) -> list[ServerLevel]:
     """Return the loads from the lightest on; a search measures them in another order."""
     return sorted(result.levels, key=lambda v: (v.batch, v.loop, v.concurrency or 0, v.rate or 0.0))
 

@@ -83,17 +83,17 @@ class Traffic:
         warm, warm_up = self._run(replace(level, loop="closed", concurrency=level.concurrency or 4, rate=None),
                                   min(WARMUP_S, self.config.duration))  # fmt: skip
         if warm.wrong:
-            return self._mismatch(level, idle.joined(warm), f"wrong answer, not timed: under load {warm}")
+            return self._mismatch(level, idle.merged(warm), f"wrong answer, not timed: under load {warm}")
         before = self.client.counters(self.info)
         found, run = self._run(level, self.config.duration)
         after = self.client.counters(self.info)
-        so_far = idle.joined(warm).joined(found)
+        so_far = idle.merged(warm).merged(found)
         if found.wrong:
             return self._mismatch(level, so_far, f"wrong answer, not timed: under load {found}")
         level = replace(_summarise(level, run, self.config.stability), checked=so_far.checked)
         if warm_up.failed:
-            told = level.reason or f"in the warm-up: {warm_up.failed[0]}"
-            level = replace(level, failed=level.failed + len(warm_up.failed), reason=told)
+            reason = level.reason or f"in the warm-up: {warm_up.failed[0]}"
+            level = replace(level, failed=level.failed + len(warm_up.failed), reason=reason)
         if before is not None and after is not None and (done := after.since(before)).requests > 0:
             level = replace(
                 level, queue_ms=done.queue_ns / done.requests / 1e6, compute_ms=done.compute_ns / done.requests / 1e6,
@@ -103,7 +103,7 @@ class Traffic:
             again = self._idle(batch)
         except RequestFailed as error:
             return replace(level, failed=level.failed + 1, reason=str(error))
-        total = so_far.joined(again)
+        total = so_far.merged(again)
         if again.wrong:
             return self._mismatch(level, total, f"wrong answer, not timed: after the load {again}")
         return replace(level, checked=total.checked, max_diff=total.max_diff if self._compared else None)

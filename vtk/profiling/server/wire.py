@@ -67,7 +67,7 @@ def resolve(host: str, port: int, timeout: float) -> list[Address]:
 
 
 class Wire:
-    """A connection that is made when it is first needed and again after it was closed; for one thread.
+    """A connection that is opened when it is first needed and again after it was closed; for one thread.
 
     Args:
         addresses: of `resolve`; tried in turn.
@@ -139,17 +139,17 @@ class Wire:
     def _connect(self) -> socket.socket:
         failure: OSError = OSError("no address")
         for family, kind, protocol, _, address in self._addresses:
-            made = socket.socket(family, kind, protocol)
+            connection = socket.socket(family, kind, protocol)
             try:
-                made.settimeout(self._left())
-                made.connect(address)
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.settimeout(self._left())
+                connection.connect(address)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if self._tls is not None:
-                    made.settimeout(self._left())
-                    made = self._tls[1].wrap_socket(made, server_hostname=self._tls[0])
-                return made
+                    connection.settimeout(self._left())
+                    connection = self._tls[1].wrap_socket(connection, server_hostname=self._tls[0])
+                return connection
             except OSError as error:
-                made.close()
+                connection.close()
                 failure = error
         raise failure
 
