@@ -94,7 +94,7 @@ def test_a_run_whose_state_knows_no_contents_goes_on(config: Any, own: Path, cap
     del info["images"]  # as version 0.1 wrote it
     state.write_text(json.dumps(info))
     assert len(finetune(config(data=own, epochs=2, resume=True)).rows) == 2
-    assert "is of version 0.1" in capsys.readouterr().out
+    assert "was saved by version 0.1" in capsys.readouterr().out
 
 
 # ---- classifiers

@@ -51,7 +51,7 @@ def test_a_recipe_holds_only_differences_each_with_its_source(name):
         key, _, comment = line.partition("#")
         if key.strip() and not key.startswith("recipe:"):
             block = comment.strip() or block
-            assert re.search(r"\bpaper\b|table|app\.|code|config|ours|unpublished", block), line
+            assert re.search(r"the paper|sec\.|[Tt]able|app\.|code|config|ours|unpublished", block), line
     config = from_recipe(name)
     assert all(getattr(config, key) == value for key, value in parsed.items()) and config.recipe == name
 
