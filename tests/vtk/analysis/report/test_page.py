@@ -167,7 +167,7 @@ def test_other_images_and_options_are_a_warning():
     options = {"entropy": {"seed": 1}, "landscape": {"seed": 1, "grid": 5}, "cka": {"seed": 0}}
     told = cautions([a, replace(a, facts={**a.facts, "options": options})])
     assert len(told) == 2 and "`--seed` 0 and 1 (for entropy, landscape)" in told[0]
-    assert "`--grid` unknown and 5 (of landscape)" in told[1]
+    assert "`--grid` unknown and 5 (for landscape)" in told[1]
 
 
 def test_warnings_are_on_top_of_the_page():
