@@ -123,4 +123,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) $(PEERS) $(DOCS) site build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) $(DOCS) site .cache build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Rows that end their process: each is noted before it begins, so that the process after leaves out what killed it.
+"""Rows that may end their process: each is recorded before it starts, so the next process skips one that crashed.
 
 A kernel that reads where it must not breaks the CUDA context of its process: no later row of it could be measured.
 The stage then ends with `POISONED` and is started again; one that crashed or hung is started again as well. A row is

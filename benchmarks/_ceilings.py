@@ -1,4 +1,4 @@
-"""What the device can do at most, measured in the same run as what is held against it."""
+"""Ceilings of the device, measured in the same run as the figures compared with them."""
 
 import time
 from dataclasses import dataclass

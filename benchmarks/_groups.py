@@ -1,4 +1,4 @@
-"""Kernels by what they do, told by their names; without torch, since documents use it."""
+"""Groups kernels by function, from their names; without torch, since documents use it."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -51,7 +51,7 @@ END_TO_END = {
     "S/16": Model("vit_small_patch16_224"),
     "B36x1": Model("vit_base_patch16_224", {"depth": 36, "init_values": 1e-5}),
 }
-"""Paper A's Table 4 and its sequential twins (timm has no base model of 36 blocks by name)."""
+"""Touvron et al. 2022, Table 4, and its sequential twins (timm has no base model of 36 blocks by name)."""
 
 
 def _context_broadcast(model: nn.Module, **kwargs: Any) -> None:

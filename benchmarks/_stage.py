@@ -1,4 +1,4 @@
-"""What the stages of `gpu.sh` have in common: their flags, and that only a CUDA device is measured."""
+"""Flags that the stages of `gpu.sh` share, and the check that the device is a CUDA one."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""How a call is timed: inside a CUDA graph, launched one by one, or by a CPU's clock.
+"""Times calls: inside a CUDA graph, launched one by one, or by a CPU clock.
 
 *graph*: no launch costs. One graph holds many calls, as the fused models run them, and its replays are timed by CUDA
 events. The calls take turns on up to `SETS` clones of the operands, together twice the L2 cache, so that weights come

@@ -1,4 +1,4 @@
-"""What the audit of a folder costs beside training: the share of the first epoch, and the time when it is cached.
+"""Cost of auditing a folder relative to training: share of the first epoch, and the time once cached.
 
     python benchmarks/audit.py
     python benchmarks/audit.py --images 2000 --sides 96

@@ -1,4 +1,4 @@
-"""Context Broadcasting (paper B) with the residual it is added to: CB and CB_S, forward, with statistics, backward.
+"""Context Broadcasting (Hyeon-Woo et al. 2023) with its residual addition: CB and CB_S, forward, statistics, backward.
 
 python benchmarks/bench_context_broadcast.py [--smoke]
 """

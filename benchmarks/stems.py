@@ -1,4 +1,4 @@
-"""What a stem costs on a CPU: forward passes of ViT-B/16 with it against the model's own, in turns.
+"""Cost of a stem on a CPU: forward passes of ViT-B/16 with it and with the model's own stem, interleaved.
 
     python benchmarks/stems.py
 

@@ -1,4 +1,4 @@
-"""One page about a run on a card: each figure beside its prediction, its floor and its bound.
+"""Summary page of a GPU run: each figure beside its prediction, its floor and its bound.
 
 At most 60 lines of 80 columns; what no row says is "not measured", or "not yet". Rows of other commits do not count.
 

@@ -1,1 +1,1 @@
-"""What five papers claim, tried at the smallest scale that may show it: `python benchmarks/papers`."""
+"""Claims of five papers, tested at the smallest scale that may show them: `python benchmarks/papers`."""

@@ -1,4 +1,4 @@
-"""Paper A: parallel blocks, fine-tuning of attention alone, the hMLP stem under masked image modelling."""
+"""Touvron et al. 2022: parallel blocks, attention-only fine-tuning, the hMLP stem under masked image modelling."""
 
 from papers.experiment import Experiment, Job
 

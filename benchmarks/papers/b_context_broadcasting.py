@@ -1,4 +1,4 @@
-"""Paper B: Context Broadcasting makes attention in deeper layers sparser."""
+"""Hyeon-Woo et al. 2023: Context Broadcasting makes attention in deeper layers sparser."""
 
 from papers.experiment import Experiment, Job
 

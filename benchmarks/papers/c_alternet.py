@@ -1,4 +1,4 @@
-"""Paper C: an AlterNet against the pre-activation ResNet that it is built from, at equal steps."""
+"""Park and Kim 2022: an AlterNet against the pre-activation ResNet that it is built from, at equal steps."""
 
 from papers.experiment import Experiment, Job
 

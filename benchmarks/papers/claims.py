@@ -1,4 +1,4 @@
-"""What each paper says, as a comparison of two variants, and the rule by which runs show it or do not.
+"""Claims of the papers, each a comparison of two variants with the rule that decides whether runs show it.
 
 Variants are compared seed by seed: both see the same images in the same order. Of the differences d over n seeds the
 mean and the standard error s/√n count:

@@ -1,4 +1,4 @@
-"""Paper D: sharpness-aware minimisation finds flatter minima than AdamW alone."""
+"""Chen et al. 2022: sharpness-aware minimisation finds flatter minima than AdamW alone."""
 
 from papers.experiment import Experiment, Job
 

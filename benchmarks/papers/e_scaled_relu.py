@@ -1,4 +1,4 @@
-"""Paper E: the conv stem trains at a learning rate at which the patchify stem fails, and makes tokens less alike."""
+"""Wang et al. 2022: the conv stem trains at a learning rate where the patchify stem fails; its tokens differ more."""
 
 from papers.experiment import Experiment, Job
 
@@ -20,7 +20,7 @@ def _stems(job: Job) -> None:
             values = list(
                 token_similarity(task.model, batches(task, job.images, "val", job.settings["images"])).values.values()
             )
-            half = len(values) // 2  # the stem and the position table are points, too (paper E, figure 1)
+            half = len(values) // 2  # the stem and the position table are points, too (Wang et al. 2022, figure 1)
             job.add(
                 variant, similarity_stem=values[0], similarity_lower=mean(values[:half]),
                 similarity_upper=mean(values[half:]),

@@ -1,4 +1,4 @@
-"""What an experiment is, and the runs that it is made of: each is done once and kept, so that a stopped job goes on."""
+"""Experiments and their runs: each run is done once and kept, so that a stopped job continues."""
 
 import hashlib
 import json

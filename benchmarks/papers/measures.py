@@ -1,4 +1,4 @@
-"""Models of finished runs, and the images that they are looked at with."""
+"""Models of finished runs, and the images used to measure them."""
 
 import time
 from collections.abc import Sequence

@@ -61,10 +61,15 @@ def option(field: griffe.Attribute) -> tuple[griffe.Expr | str | None, str]:
     kind, *rest = annotation.slice.elements
     call = next((part for part in rest if isinstance(part, griffe.ExprCall)), None)
     text = str(call.arguments[0]) if call is not None and call.arguments else ""
-    try:
-        return kind, str(ast.literal_eval(text))
-    except (SyntaxError, ValueError):
-        return kind, text
+    return kind, _text(text)
+
+
+def _text(source: str) -> str:
+    """Return what a string in the source says; a value put in by an f-string is an ellipsis."""
+    node = ast.parse(source, mode="eval").body if source else ast.Constant("")
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return str(ast.literal_eval(node))
 
 
 def is_config(cls: griffe.Class) -> bool:

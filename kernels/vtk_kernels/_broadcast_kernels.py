@@ -1,4 +1,4 @@
-"""Kernel of `context_broadcast`, on request with the row statistics of what it writes."""
+"""Kernel of `context_broadcast`, optionally with the row statistics of its output."""
 
 from typing import no_type_check
 

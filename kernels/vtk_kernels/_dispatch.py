@@ -1,4 +1,4 @@
-"""Which of three ways an operation takes: plain torch, an opaque operator, or the Triton launcher itself.
+"""Routes an operation: plain torch, an opaque operator, or the Triton launcher itself.
 
 - *reference*: plain torch, transparent to autograd and to exporters. CPU tensors, fp64, fp32 on CUDA (Triton's matrix
   product would be TF32), and everything while `torch.compiler.is_exporting()`.

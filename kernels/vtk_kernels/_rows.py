@@ -1,4 +1,4 @@
-"""What the kernels with one program per row share: rows of a tensor, launch settings, and a row's LayerNorm."""
+"""Parts shared by kernels with one program per row: rows of a tensor, launch settings, a row's load and LayerNorm."""
 
 from typing import no_type_check
 

@@ -1,4 +1,4 @@
-"""Context Broadcasting inside the residual addition (paper B, eq. 3 and its dimension-scaled form).
+"""Context Broadcasting inside the residual addition (Hyeon-Woo et al. 2023, eq. 3 and its dimension-scaled form).
 
     y = x + ½ (m + mean m)            CB:   m is the MLP's output, the mean runs over the tokens of an image
     y = x + m + scale ⊙ mean m        CB_S: scale per channel

@@ -1,4 +1,4 @@
-"""The table of kernels per operation, whole: importing this imports every operation, and each enters itself."""
+"""Table of kernels per operation: importing this module imports every operation, and each registers itself."""
 
 import importlib
 

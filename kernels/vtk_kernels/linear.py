@@ -1,4 +1,4 @@
-"""Linear layer, on request of rows that no kernel has normalised: their LayerNorm in its epilogue (inference).
+"""Linear layer, optionally of rows not yet normalised: their LayerNorm in its epilogue (inference).
 
     y = rstd(row_stats, eps) ⊙ (x · wᵀ) + b
 

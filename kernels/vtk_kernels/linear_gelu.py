@@ -1,4 +1,4 @@
-"""Linear layer and GELU in one matrix product (fc1 of an MLP), on request with GELU′ kept in a byte.
+"""Linear layer and GELU in one matrix product (fc1 of an MLP), optionally with GELU′ kept in a byte.
 
     u = x · wᵀ + b, or rstd(row_stats, eps) ⊙ (x · wᵀ) + b,    y = u Φ(u),    q = round((GELU′(u) − LOW) / STEP)
 

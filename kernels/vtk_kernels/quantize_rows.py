@@ -1,4 +1,4 @@
-"""Rows in e4m3 with a scale each, on request of GELU: what an fp8 product reads.
+"""Rows, or GELU of rows, in e4m3 with a scale each: the input of an fp8 product.
 
     v = x, or GELU(x);    s = max|v| / 448,    code = e4m3(v / s)
 

@@ -1,4 +1,4 @@
-"""Whether Triton can run on this machine, and if not, why.
+"""Checks whether Triton can run on this machine, and gives the reason if it cannot.
 
 Nothing is imported or asked of a device when this module is imported: ``import vtk_kernels`` works without Triton and
 without a GPU. (Libraries that call ``torch.cuda.get_device_capability`` while decorating cannot be imported there.)

@@ -1,4 +1,4 @@
-"""Which form of the fused model is measured under which name, and how the quicker one becomes a choice."""
+"""Names of the measured forms of the fused model, and the choice made from the faster one."""
 
 import _choices
 import _form_choices

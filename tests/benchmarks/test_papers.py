@@ -195,7 +195,7 @@ def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeyp
 
 
 def rows_of(values, code, **changes):
-    """Rows of paper D's experiment: metric → variant → values of the seeds."""
+    """Rows of Chen et al. 2022's experiment: metric → variant → values of the seeds."""
     settings = json.dumps(dict(runner.EXPERIMENTS[-2].settings), sort_keys=True)
     head = {
         "paper": "D",

@@ -1,4 +1,4 @@
-"""How `gpu.sh all` shares its time, by a clock that only steps move: what comes first, and that it ends in time."""
+"""Time planning of `gpu.sh all`, on a clock that only steps move: the order, and that it ends in time."""
 
 import itertools
 import random

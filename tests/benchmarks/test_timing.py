@@ -1,4 +1,4 @@
-"""How calls are timed: what a graph holds, on a pretended CUDA; and how a capture that fails is survived."""
+"""Timing of calls on a simulated CUDA: contents of a graph, and recovery from a capture that fails."""
 
 import contextlib
 from dataclasses import replace

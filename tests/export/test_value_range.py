@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.export.conftest import TIMM
 from tests.export.graph.test_preproc import identity
-from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
+from tests.vtk.data._images import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card, InputSpec
 from vtk.data.decoding.memory_images import take_image

@@ -1,4 +1,4 @@
-"""What tests of kernels share: where they run, how close is close, allocations full of NaN."""
+"""Parts shared by tests of kernels: device, tolerances, allocations full of NaN."""
 
 import contextlib
 import warnings

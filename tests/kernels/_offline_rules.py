@@ -1,4 +1,4 @@
-"""What a kernel may need of a card, and how two runs of `_offline` are compared."""
+"""Limits of a kernel on a card, and the comparison of two runs of `_offline`."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a kernel of a chain fetches before it waits: every byte once; and which launches are in one."""
+"""Prefetches of the kernels of a chain before they wait: every byte once; and the launches that are in one."""
 
 import pytest
 import torch

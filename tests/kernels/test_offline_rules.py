@@ -1,4 +1,4 @@
-"""What `_offline` calls a fault, and what fits on a multiprocessor; nothing is compiled here."""
+"""Faults that `_offline` reports, and occupancy of a multiprocessor; nothing is compiled here."""
 
 from pathlib import Path
 from typing import Any

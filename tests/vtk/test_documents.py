@@ -82,3 +82,16 @@ def test_the_page_on_doctor_has_its_statuses_and_groups() -> None:
     assert rows[:4] == re.findall(r"\w+", statuses) and set(rows[4:]) == groups and len(groups) == 5
     ends = dict(re.findall(r"^\| `(\w+)` \|.*\| (\d) \|$", page, re.M))
     assert ends == {name: str(int(doctor.exit_code((Check("devices", "x", name, ""),)))) for name in rows[:4]}
+
+
+def test_papers_are_named_by_author_and_year() -> None:
+    key = REPO / "docs" / "concepts" / "papers-key.md"
+    names = [f"{name}" for name in re.findall(r"^## (.+ \d{4})$", key.read_text("utf-8"), re.M)]
+    assert len(names) == 5
+    letter = re.compile(r"\bpapers?['’]?s? [A-E]\b(?! to\b)", re.I)
+    found = []
+    for folder in ("docs", "vtk", "export", "kernels", "examples", "benchmarks", "tests"):
+        for path in sorted((REPO / folder).rglob("*")):
+            if path.suffix in {".md", ".py", ".yaml", ".txt", ".sh"} and path not in (key, Path(__file__)):
+                found += [f"{path.relative_to(REPO)}: {hit}" for hit in letter.findall(path.read_text("utf-8"))]
+    assert not found, f"see {key.relative_to(REPO)}: {found}"

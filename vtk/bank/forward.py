@@ -36,21 +36,21 @@ def fused_forward(
     rows: Tensor,
     plan: Plan,
 ) -> Tensor:
-    """Run the whole of a model, or what of it is not the tasks' own.
+    """Run the model from rows to logits, or the blocks alone if tasks have their own embedding and head.
 
     Args:
-        folded: what tasks share.
-        ends: of the tasks.
-        layers: for each block, the attention weights of all tasks; read block by block.
+        folded: shared part of the bank.
+        ends: tables and classifiers of the tasks.
+        layers: attention weights of all tasks, block by block.
         layout: of the rows.
-        at: its vectors on the device.
-        rows: (T, width) patches by size, or where tasks embed their own images (T, C) tokens; spare rows hold anything.
-        plan: with the operations of `vtk_kernels`, or with loops over runs of rows.
+        at: vectors of ``layout`` on the device.
+        rows: (T, width) patches by size, or (T, C) tokens if tasks embed their own images; padding holds any values.
+        plan: operations of `vtk_kernels`, or loops over runs of rows.
 
     Returns:
-        (S, Σ widths) logits of all stacks of classifiers side by side, rows in the order of ``ordered``: a row means
-        something in the columns of its own stack only. Where tasks make their own logits, (T, C) tokens of the last
-        block, before the last norm.
+        (S, Σ widths) logits of all stacks of classifiers, rows in the order of ``ordered``; of a row only the columns
+        of its own stack are valid. If tasks compute their own logits: (T, C) tokens of the last block, before the
+        last norm.
     """
     work, pooling, blocks = _Work(layout, at, plan), folded.pooling, folded.blocks
     x, h = _embedded(folded, ends, rows, at, blocks[0][0].norm, plan)
@@ -98,7 +98,7 @@ def _add_and_norm(x: Tensor, m: Tensor, norm: NormSpec | None, plan: Plan) -> tu
     """Return x + m and its normalised form."""
     if norm is not None and norm.kind == "layer" and plan.kernels:
         return add_norm(x, m, norm.eps)[:2]
-    y = m.add_(x)  # every caller has made m for this
+    y = m.add_(x)  # callers do not use m afterwards
     return y, (y if norm is None else normalize(y, norm, plan.kernels))
 
 

@@ -74,11 +74,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """One call's integers.
+    """Row layout of one call.
 
     Attributes:
         bucket: the lengths.
-        values: (M,) int32 on the host, pinned where they go to CUDA.
+        values: (M,) int32 on the host, in pinned memory for CUDA.
         places: of each vector in ``values``: its start and its shape.
         runs: rows of a group for each product, for loops: "rows", "pooled", "head0", "head1" and so on.
         first: of each part, its first row in ``ordered``'s order of pooled rows.
@@ -100,17 +100,17 @@ class Layout:
 
 @functools.lru_cache(maxsize=64)
 def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int = 0, pin: bool = False) -> Layout:
-    """Count a call's integers; calls of the same tasks and numbers of images come often, so they are remembered.
+    """Compute the row layout of a call; cached, since calls of the same tasks and numbers of images repeat.
 
     Args:
         parts: at least one, in the order of their rows.
-        bucket: with room for them.
+        bucket: lengths to pad to.
         heads: number of stacks of classifiers.
         skip: first rows of an image that mean pooling leaves out.
         pin: for a copy to CUDA that does not wait.
 
     Returns:
-        With T rows, S segments and G tiles, 0 or the last end where there is nothing:
+        With T rows, S segments and G tiles, padded with 0 or the last end:
         ``cu_seqlens`` (S + 1), first row of each segment and the last end; ``first_row`` (S);
         ``pool_bounds`` (2·S + 1), first row and first pooled row of each segment; ``table_row`` (T), row of the tasks'
         table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T);
@@ -159,7 +159,7 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
 
 
 def tile_map(runs: Sequence[Run], block: int, tiles: int) -> Any:
-    """Return the map (3, tiles) that `vtk_kernels.grouped_linear.make_tile_map` makes, on the host."""
+    """Return the map (3, tiles) of `vtk_kernels.grouped_linear.make_tile_map`, computed on the host."""
     table = np.array(runs, np.int64).reshape(-1, 3)
     group, first, last = table.T
     counts = -(-(last - first) // block)
@@ -177,7 +177,7 @@ def _concatenate(
     places, start = {}, 0
     for name, array in arrays.items():
         places[name] = (start, array.shape)
-        start += -(-array.size // 4) * 4  # vectors start at multiples of 16 bytes, as kernels like them
+        start += -(-array.size // 4) * 4  # vectors start at multiples of 16 bytes, for aligned loads
     joined = np.zeros(start, np.int32)
     for name, array in arrays.items():
         at = places[name][0]
@@ -187,7 +187,7 @@ def _concatenate(
 
 
 def _runs(groups: Sequence[int], first: Any, last: Any) -> tuple[Run, ...]:
-    """Return runs of rows; neighbours of one group are one."""
+    """Return runs of rows; adjacent runs of one group are merged."""
     found: list[Run] = []
     for group, i, j in zip(groups, first.tolist(), last.tolist(), strict=True):
         if found and found[-1][0] == group:
@@ -202,7 +202,7 @@ def _column(parts: Iterable[Part], name: str) -> Any:
 
 
 def _spread(array: Any, length: int, fill: int = 0) -> Any:
-    """Return an array with ``fill`` behind it."""
+    """Return an array padded with ``fill`` at its end."""
     found = np.full(length, fill, np.int64)
     found[: len(array)] = array
     return found

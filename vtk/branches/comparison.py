@@ -117,7 +117,7 @@ def _unseen(card: Card, audit: DataAudit, data: Path) -> tuple[Sample, ...]:
 def compare_accuracy(
     models: tuple[nn.Module, nn.Module], card: Card, audit: DataAudit | None, device: torch.device
 ) -> dict[str, Any]:
-    """Return top-1 and likeness of the two models on the held-out images; None without labels."""
+    """Return top-1 and logit agreement of the two models on the held-out images; None without labels."""
     if audit is None:
         return {"top1_sequential": None, "top1_parallel": None, "before": None}
     loader = held_out(audit.val, card)

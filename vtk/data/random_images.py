@@ -15,7 +15,7 @@ _CELLS = 8
 
 
 def smooth_bytes(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Return an RGB image (height, width, 3) uint8; drawn from ``rng``, which goes on."""
+    """Return an RGB image (height, width, 3) uint8; drawn from ``rng``."""
     cells = Image.fromarray(rng.integers(0, 256, (_CELLS, _CELLS, 3), dtype=np.uint8))
     return np.asarray(cells.resize((width, height), Image.Resampling.BICUBIC))
 

@@ -20,7 +20,7 @@ class Prediction:
     Attributes:
         path: of the image; None of one in memory.
         labels: names of classes.
-        scores: probabilities, as many.
+        scores: their probabilities.
     """
 
     path: Path | None

@@ -1,4 +1,4 @@
-"""A trained model in, an inference model out: folded, merged, and on CUDA replayed as one graph."""
+"""Converts a trained Vision Transformer into an inference model: folded, merged, replayed as one CUDA graph."""
 
 from vtk._lazy import attach
 

@@ -1,4 +1,4 @@
-"""Remembers where a module's tensors lie: a CUDA graph reads them there, and is out of date once one is exchanged."""
+"""Records the addresses of a module's tensors: a CUDA graph is out of date once one of them is replaced."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Admits calls to CUDA graphs, and delays captures.
+"""Decides which calls run as CUDA graphs, and delays captures.
 
 A call may run as a graph on plain tensors that nobody traces, transforms or differentiates. A capture takes as long as
 several calls: a shape whose graph was dropped or could not be made waits for its next one.

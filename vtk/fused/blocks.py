@@ -1,4 +1,4 @@
-"""timm's blocks as folded stages: what `timm.models.vision_transformer` builds, and nothing it cannot be sure of."""
+"""Converts timm's blocks into folded stages; refuses a block whose computation it does not know exactly."""
 
 from typing import Any
 
@@ -21,7 +21,8 @@ def fold_block(block: Any, like: Tensor, where: str = "block", *, ffn: bool = Tr
 
     Args:
         block: a `Block` (before it, attention; after it, FFN), a `ParallelThingsBlock` of any number of branches
-            (paper A) or a `ParallelScalingBlock` (ViT-22B), with or without LayerScale, qk-norm, Context Broadcasting.
+            (Touvron et al. 2022) or a `ParallelScalingBlock` (ViT-22B), with or without LayerScale, qk-norm, Context
+            Broadcasting.
         like: device and dtype of the arithmetic; its values do not matter.
         where: the block's name in the model, for messages.
         ffn: False to leave the FFN out, where it is a stage of its own.

@@ -1,4 +1,4 @@
-"""``fuse``: a timm Vision Transformer in, a `FusedViT` out that computes the same logits with fewer, wider kernels."""
+"""`fuse`: converts a timm Vision Transformer into a `FusedViT` with the same logits from fewer, wider kernels."""
 
 from collections import OrderedDict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Recording CUDA graphs: on a stream of their own, into one pool of memory, leaving nothing behind where it fails."""
+"""Records CUDA graphs: on a stream of their own, into one memory pool, cleaning up after a failed capture."""
 
 import contextlib
 import gc

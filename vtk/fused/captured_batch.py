@@ -1,4 +1,4 @@
-"""A captured batch size of one caller: a static input to fill, and one launch a call."""
+"""A CUDA graph for one batch size and one caller: a static input to fill, and one launch a call."""
 
 from collections.abc import Callable
 

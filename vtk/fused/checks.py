@@ -1,4 +1,4 @@
-"""What folding takes for granted, checked: a part that computes something may be refused, but never be lost."""
+"""Checks the assumptions of folding: a part that computes something may be refused, but never be lost."""
 
 import copy
 from collections.abc import Sequence

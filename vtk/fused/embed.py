@@ -1,4 +1,4 @@
-"""Both ends of the model: images to tokens, and tokens to logits."""
+"""Both ends of the model: patch embedding of images, and the classification head."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A fused model whose wide products are in fp8 (e4m3), rounded for images such as those that it will see."""
+"""A fused model whose wide products are in fp8 (e4m3), calibrated on images like those it will be used on."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Self

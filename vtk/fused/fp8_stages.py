@@ -1,4 +1,4 @@
-"""The stages of a fused model with products in e4m3: of qkv and of both layers of the FFN.
+"""Stages of a fused model with e4m3 products: qkv and both layers of the FFN.
 
 What is multiplied is rounded where it is made: the tokens in the norm before (`vtk_kernels.add_norm_e4m3`), the hidden
 layer in GELU (`vtk_kernels.quantize_rows`). Attention and the projection behind it stay in bf16: that is a twelfth of a

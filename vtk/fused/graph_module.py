@@ -1,4 +1,4 @@
-"""Base of modules for inference that are replayed as CUDA graphs, and drop them when they are out of date."""
+"""Base class of inference modules replayed as CUDA graphs, which drops graphs that are out of date."""
 
 import abc
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The inference model that `vtk.fused.fuse` makes: folded, merged blocks, as kernels, as torch or as CUDA graphs."""
+"""`FusedViT`, the inference model of `fuse`: folded, merged blocks run by kernels, by torch or as CUDA graphs."""
 
 import copy
 import functools

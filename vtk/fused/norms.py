@@ -1,4 +1,4 @@
-"""Normalisation without its affine part, which goes into the linear layer that follows."""
+"""Normalisation without its affine part, which is folded into the next linear layer."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

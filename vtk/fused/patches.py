@@ -1,4 +1,4 @@
-"""The embedding by patches as one matrix product, where timm's stem is no more than that; and the size of its images.
+"""Patch embedding as one matrix product, where timm's stem is no more than that; and the size of its images.
 
 With W the convolution's weight as a matrix and its columns in the order of `patchify`, the tokens of an image are
 x = table + patchify(images) · Wᵀ. The table holds what does not depend on the image: the prefix tokens with their

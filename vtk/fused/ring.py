@@ -1,4 +1,4 @@
-"""Images from the host to the device by way of pinned memory, so that the host need not wait for the copy."""
+"""Copies images from host to device through pinned memory without blocking the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

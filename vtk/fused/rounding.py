@@ -1,4 +1,4 @@
-"""A matrix in e4m3 whose rounding errors cancel on the inputs that it will have.
+"""Rounds a matrix to e4m3 so that the errors cancel on its expected inputs (GPTQ).
 
 Rounding each number by itself moves the outputs by E·x. Here columns are rounded one after the other, and what rounding
 a column does to the outputs is taken back by the columns that are still to come, as well as the inputs' second moments

@@ -1,4 +1,4 @@
-"""Inputs of a stage: normalised tokens, or raw ones with the statistics of their rows, whose norm the products apply.
+"""Inputs of a stage: normalised tokens, or raw tokens with row statistics, whose norm the products apply.
 
 LayerNorm without its affine part is (x − μ)/σ. Its centring is in the matrices, whose rows have mean 0
 (`vtk.fused.fold.centred`): (x − μ)·Wᵀ = x·Wᵀ. What remains is 1/σ, one number for each row, which a product applies to

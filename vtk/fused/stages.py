@@ -1,4 +1,4 @@
-"""The folded halves of a block: x ← x + Σᵢ fᵢ(norm(x)) over P parallel branches, as few and wide products.
+"""Base of the folded halves of a block: x ← x + Σᵢ fᵢ(norm(x)) over P parallel branches, as few and wide products.
 
 A stage yields pairs (activation, matrix): its output is Σ activation · matrixᵀ + bias. Merged, there is one pair and
 the sum over the branches happens in the accumulator of one product of length P·A. Split, each branch is a pair of its

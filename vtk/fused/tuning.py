@@ -1,4 +1,4 @@
-"""Tuning the choices that a model asks for: each alternative timed in the whole pass, in turns, and the quickest kept.
+"""Tunes the choices of a model: each alternative is timed in the whole pass, interleaved, and the fastest is kept.
 
 A choice is judged where it is used: the pass is captured once with each alternative, its output compared with a
 reference, and only then timed beside the others. So what surrounds an operation, and how often it runs, counts as it

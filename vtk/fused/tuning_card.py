@@ -1,4 +1,4 @@
-"""A fused model on a CUDA device as what is tuned: its passes are CUDA graphs, timed by the device's events."""
+"""Tunes a fused model on a CUDA device: its passes are CUDA graphs, timed by CUDA events."""
 
 import copy
 from collections.abc import Callable, Sequence

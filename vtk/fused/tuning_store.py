@@ -1,4 +1,4 @@
-"""Keeps what tuning chose: a table for each card and versions, ``$VTK_HOME/tuned/*.json``."""
+"""Stores tuned choices: one table per card and versions, ``$VTK_HOME/tuned/*.json``."""
 
 import contextlib
 import functools

@@ -113,7 +113,9 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem depends only on the seed
         torch.manual_seed(seed)
         key_map = apply_transforms(model, before, key_map)
-        model.load_state_dict({k: v for k, v in base.made.items() if key_map.get(k, k) is None}, strict=False)
+        model.load_state_dict(
+            {k: v for k, v in base.transform_tensors.items() if key_map.get(k, k) is None}, strict=False
+        )
         key_map = apply_transforms(model, after, key_map)
     notes += describe_changes(base, (before, after), transforms, model, key_map)
     state = model.state_dict()
@@ -212,14 +214,14 @@ def _load(
                 "do --model and its arguments belong to these weights?"
             )
         filled[key] = value
-    lost = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
-    if named and not (rows and lost) and (note := describe_rows(base.classes, classes)):
+    missing = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
+    if named and not (rows and missing) and (note := describe_rows(base.classes, classes)):
         notes.append(f"of the weights: {note}")
-    elif lost:
-        known = {k: base.tensors[f"{k}.weight"].shape[0] for k in lost if f"{k}.weight" in base.tensors}
-        new = state[f"{lost[0]}.weight"].shape[0]
+    elif missing:
+        known = {k: base.tensors[f"{k}.weight"].shape[0] for k in missing if f"{k}.weight" in base.tensors}
+        new = state[f"{missing[0]}.weight"].shape[0]
         what = f"the weights' {next(iter(known.values()))} classes" if known else "the weights have no classifier"
-        notes.append(f"new classifier `{lost[0]}` for {new} classes ({what})")
+        notes.append(f"new classifier `{missing[0]}` for {new} classes ({what})")
     model.load_state_dict(filled, strict=False)
     return key_map
 

@@ -82,5 +82,5 @@ def describe_changes(
 
 def unchanged(base: Base, state: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the names of transform tensors of the base's file whose values the model still has."""
-    own = {key: value.to(state[key].dtype) for key, value in base.made.items() if key in state}
+    own = {key: value.to(state[key].dtype) for key, value in base.transform_tensors.items() if key in state}
     return frozenset(key for key, value in own.items() if torch.equal(value, state[key]))

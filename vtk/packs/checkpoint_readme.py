@@ -84,5 +84,5 @@ def _page(card: Card, call: PlainCall, load: str, classes: str) -> str:
     )  # fmt: skip
     return (
         'In this folder, with timm and Pillow installed, these lines load the model; then `classify("photo.jpg")` '
-        f"gives the classes of an image, the most likely first:\n\n{code}\n{card_sections(card)}"
+        f"returns the classes with their probabilities, most likely first:\n\n{code}\n{card_sections(card)}"
     )

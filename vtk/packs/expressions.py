@@ -34,7 +34,7 @@ for pattern in patterns:
 
 
 def check_config(config: Mapping[str, Any], where: Path, names: Iterable[str]) -> None:
-    """Refuse a config whose expressions would take for ever, or whose numbers ask for no end of memory.
+    """Refuse a config whose expressions do not end, or whose numbers would need too much memory.
 
     Args:
         config: of an adapter, as parsed.
@@ -42,12 +42,12 @@ def check_config(config: Mapping[str, Any], where: Path, names: Iterable[str]) -
         names: of the modules and weights that the expressions are matched with.
 
     Raises:
-        DataError: says which option.
+        DataError: names the option.
     """
     for key, value in config.items():
         number = next((n for n in _numbers(value) if abs(n) > _LARGEST), None)
         if number is not None and not any(word in key for word in ("seed", "prng")):
-            raise DataError(f"{where}: `{key[:60]}` is {str(number)[:20]}; the largest that is taken is {_LARGEST:,}")
+            raise DataError(f"{where}: `{key[:60]}` is {str(number)[:20]}; at most {_LARGEST:,} is allowed")
     patterns = [text for key, value in config.items() if any(word in key for word in _WORDS) for text in _texts(value)]
     patterns = [text for text in dict.fromkeys(patterns) if _REPEATS.intersection(text)]
     if not patterns:
@@ -60,7 +60,7 @@ def check_config(config: Mapping[str, Any], where: Path, names: Iterable[str]) -
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise DataError(
-            f"{where} has a regular expression that is not through with this model's names after {_SECONDS:g} s, such "
+            f"{where} has a regular expression that does not finish on this model's names within {_SECONDS:g} s, such "
             f"as {max(patterns, key=len)[:60]!r}; list the modules by their names"
         ) from error
     if run.returncode:

@@ -163,7 +163,7 @@ def _read_base(path: Path, card: Card) -> Base:
         before[name] = torch.zeros(blank.state_dict()[name].shape)
     task = head_names(blank, before) | position_names(blank, before)
     found = make_base(before, source=str(path.resolve()), task_names=task, grid=_grid(own), file=path.resolve())
-    return dataclasses.replace(found, transforms=own.transforms, made=made)
+    return dataclasses.replace(found, transforms=own.transforms, transform_tensors=made)
 
 
 def _grid(card: Card) -> tuple[int, int] | None:

@@ -139,7 +139,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     # only what the pack lacks: its own position table would else be resampled from the base's first
     tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
-    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), made={})
+    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), transform_tensors={})
     created = _create(card, folder, base=rest)
     _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
     if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):

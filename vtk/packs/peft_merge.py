@@ -71,7 +71,7 @@ def check_complete(created: Created, state: Mapping[str, Tensor], adapter: Path,
     """Refuse parameters that still hold their random initial values."""
     heads = head_names(created.model)
     for name, _ in created.model.named_parameters():
-        if name in created.base.made or (name in created.base.tensors and name not in heads):
+        if name in created.base.transform_tensors or (name in created.base.tensors and name not in heads):
             continue  # an adapted stem is made from the base's
         if created.key_map[name] is None and torch.equal(state[name], created.initial[name]):
             what = f" for {classes} classes" if name in heads else ""

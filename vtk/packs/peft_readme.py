@@ -60,7 +60,7 @@ def readme(
     text = (
         f"# A PEFT adapter for {span(card.model.name)}\n\n"
         f"{place} In this folder, with timm and peft installed, these lines load the model; then "
-        '`classify("photo.jpg")` gives the classes of an image, the most likely first:\n\n'
+        '`classify("photo.jpg")` returns the classes with their probabilities, most likely first:\n\n'
         f"{page}\n{card_sections(card)}"
     )
     return text, code

@@ -24,8 +24,8 @@ class PlainCall:
     """A call of ``timm.create_model``.
 
     Attributes:
-        name: of a model that timm has by itself.
-        kwargs: its arguments, but the class of its blocks.
+        name: of a model of plain timm.
+        kwargs: its arguments, without the class of its blocks.
         branches: of a parallel block; 1 for the model's own blocks.
     """
 
@@ -34,7 +34,7 @@ class PlainCall:
     branches: int = 1
 
     def build(self) -> nn.Module:
-        """Make the call."""
+        """Build the model."""
         block = {"block_fn": partial(ParallelThingsBlock, num_parallel=self.branches)} if self.branches > 1 else {}
         return timm.create_model(self.name, **self.kwargs, **block)
 

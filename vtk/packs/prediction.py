@@ -27,11 +27,11 @@ from vtk.models.fp32 import FullPrecision
 
 OneImage: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray
 Images: TypeAlias = OneImage | Sequence[OneImage] | Tensor
-"""What `Task.predict` takes."""
+"""Images that `Task.predict` takes."""
 
 
 class ImageTransform:
-    """From an image in memory to a model's input, as in evaluations.
+    """Transform of an image to a model's input, as in evaluations.
 
     Args:
         card: of the model.
@@ -47,11 +47,10 @@ class ImageTransform:
         """Return (C, H, W), fp32, normalised.
 
         Args:
-            image: a PIL image of any mode, an array (H, W, C) uint8, or of another type and as the model's value range
-                says, or the path of a file.
+            image: a PIL image of any mode, an array (H, W, C) of uint8 or in the model's value range, or a path.
 
         Raises:
-            UsageError: it is something else, or has not the model's channels.
+            UsageError: another type, or another number of channels than the model's.
             DataError: the file cannot be read.
         """
         if isinstance(image, (str, os.PathLike)):

@@ -1,4 +1,4 @@
-"""Latency per batch size and per back-end, each number printed only after the outputs were compared."""
+"""Latency per batch size and back-end; every output is compared before its latency is shown."""
 
 from vtk._lazy import attach
 

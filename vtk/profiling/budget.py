@@ -1,4 +1,4 @@
-"""Which of the things that were measured meets a latency budget with the most images per second."""
+"""Selects the measured load with the highest throughput within a latency budget."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a budget comes to.
+    """The load chosen for a budget.
 
     Attributes:
         meets: whether ``ms`` is within the budget; if not, it is the nearest.
@@ -83,9 +83,9 @@ def choose(budget_ms: float, candidates: Sequence[Candidate], *, none: str) -> C
     rate = best.images_per_second
     text = f"budget {budget_ms:g} ms: "
     if meets:
-        text += f"{best.what} meets it with most images/s: {label} {value:.2f} ms, {rate:,.1f} images/s"
-        text += " (the largest that was measured; more may do)" if best.largest else ""
+        text += f"{best.what} meets it with the most images/s: {label} {value:.2f} ms, {rate:,.1f} images/s"
+        text += " (the largest measured; larger ones may meet it too)" if best.largest else ""
     else:
-        text += f"{none} meets it; nearest is {best.what}: {label} {value:.2f} ms"
-    text += "; its windows differ, measure it again" if best.stable is False else ""
+        text += f"{none} meets it; the nearest is {best.what}: {label} {value:.2f} ms"
+    text += "; unstable, measure it again" if best.stable is False else ""
     return Choice(bool(meets), best.batch, best.load, label, value, rate, text)

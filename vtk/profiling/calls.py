@@ -1,4 +1,4 @@
-"""Calls of one function: untimed until it has settled, then each timed until the device is done."""
+"""Warm-up and timing of calls: each is timed until the device is done."""
 
 import time
 from collections.abc import Callable

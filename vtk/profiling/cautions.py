@@ -1,4 +1,4 @@
-"""Warns of what makes the numbers of a profile doubtful."""
+"""Warnings about numbers of a profile that are doubtful."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from vtk.profiling.result import ProfileResult
 
 NOISE = 0.02
-"""A larger batch that takes less time by more than this fraction is called noise; clocks alone differ by about 1 %."""
+"""A larger batch that takes less time by more than this fraction counts as noise; clocks alone differ by about 1 %."""
 
 CLOCKS = 0.05
-"""A GPU clock that moved by more than this fraction while a cell was timed is said."""
+"""A GPU clock that changes by more than this fraction while a cell is timed is reported."""
 
 
 def warnings_of(result: "ProfileResult") -> tuple[str, ...]:
     """Return one line for each reason to doubt a number."""
-    found = ["stopped before it was done: cells are missing"] if result.stopped else []
+    found = ["stopped early: measurements are missing"] if result.stopped else []
     for backend in result.backends:
         for rule in (_falls, _recompiled, _clocks, _above_the_roof):
             found += rule(backend)
@@ -35,7 +35,7 @@ def _falls(backend: "BackendResult") -> Iterator[str]:
         if a is not None and b is not None and b < a * (1 - NOISE):
             yield (
                 f"{backend.name}: batch {large.batch} took {b:.2f} ms, less than batch {small.batch} with "
-                f"{a:.2f} ms: noise; measure again on an idle machine"
+                f"{a:.2f} ms: noise; repeat on an idle machine"
             )
 
 
@@ -44,7 +44,7 @@ def _recompiled(backend: "BackendResult") -> Iterator[str]:
         if cell.status == "ok" and cell.recompiles:
             times = "once" if cell.recompiles == 1 else f"{cell.recompiles} times"
             yield (
-                f"{backend.name}: batch {cell.batch} compiled {times} while it was timed: its times hold compilation; "
+                f"{backend.name}: batch {cell.batch} compiled {times} while timed: its times include compilation; "
                 "fix the shapes, or use another back-end"
             )
 
@@ -53,7 +53,7 @@ def _clocks(backend: "BackendResult") -> Iterator[str]:
     for cell in backend.cells:
         before, after = cell.clock_before_mhz, cell.clock_after_mhz
         if cell.status == "ok" and before and after and abs(after - before) > CLOCKS * before:
-            yield f"{backend.name}: batch {cell.batch}: the GPU's clock went from {before} to {after} MHz while timed"
+            yield f"{backend.name}: batch {cell.batch}: the GPU clock changed from {before} to {after} MHz while timed"
 
 
 def _above_the_roof(backend: "BackendResult") -> Iterator[str]:
@@ -61,8 +61,8 @@ def _above_the_roof(backend: "BackendResult") -> Iterator[str]:
     if above:
         sizes = ", ".join(str(c.batch) for c in above)
         yield (
-            f"{backend.name}: faster than the device's ceilings at batch {sizes}: they were measured on a busy "
-            "machine; measure them again with --ceilings"
+            f"{backend.name}: faster than the device's ceilings at batch {sizes}: these were measured on a busy "
+            "machine; repeat with --ceilings"
         )
 
 
@@ -70,7 +70,7 @@ def _other_arithmetic(backend: "BackendResult", precision: str) -> Iterator[str]
     """Rounded products are other work: their row cannot be set against the others."""
     if backend.arithmetic == "tf32" and any(c.status == "ok" for c in backend.cells):
         yield (
-            f"{backend.name}: products are rounded to {backend.arithmetic.upper()}, those of the other rows are "
+            f"{backend.name}: matrix products use {backend.arithmetic.upper()}, those of the other rows "
             f"{precision}: not the same work; build the engine with --no-tf32 to compare them"
         )
 
@@ -78,7 +78,7 @@ def _other_arithmetic(backend: "BackendResult", precision: str) -> Iterator[str]
 def _simulated(backend: "BackendResult") -> Iterator[str]:
     """A CPU has no products in fp8: what it takes for a file of them is not what fp8 takes."""
     if backend.arithmetic == "fp8" and backend.device == "cpu" and any(c.status == "ok" for c in backend.cells):
-        yield f"{backend.name}: a CPU multiplies no e4m3 and simulates it: these times are not those of fp8"
+        yield f"{backend.name}: a CPU only simulates e4m3 products: these times are not those of fp8"
 
 
 def _unstable(backend: "BackendResult", allowed_pct: float | None) -> Iterator[str]:
@@ -88,5 +88,5 @@ def _unstable(backend: "BackendResult", allowed_pct: float | None) -> Iterator[s
         sizes = ", ".join(str(c.batch) for c in loose)
         yield (
             f"{backend.name}: unstable at batch {sizes}: the last three windows' medians differ by up to "
-            f"{100 * worst:.1f} %, allowed {allowed_pct or 0:g} %; measure on an idle machine or give more --duration"
+            f"{100 * worst:.1f} %, allowed {allowed_pct or 0:g} %; use an idle machine or a longer --duration"
         )

@@ -1,4 +1,4 @@
-"""Outputs against the reference, before any latency is shown."""
+"""Compares outputs with the reference before any latency is shown."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Compilations that happen while something is timed: such a time is not the model's."""
+"""Counts compilations while calls are timed: such a time is not that of the model."""
 
 import sys
 from collections.abc import Callable

@@ -23,7 +23,7 @@ from vtk.options.shared import (
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig(Config):
-    """How to measure, and where the report goes.
+    """Measurement options and output of a profile.
 
     Raises:
         UsageError: a value is out of range, named twice or contradicts another.
@@ -32,34 +32,37 @@ class ProfileConfig(Config):
     GROUP: ClassVar[str] = "measure"
 
     batch_sizes: Annotated[
-        tuple[int, ...], Option("images per call, measured in ascending order", often=True, least=1, unique=True,
+        tuple[int, ...], Option("batch sizes to measure, in ascending order", often=True, least=1, unique=True,
                                 nonempty=True)
     ] = (1, 2, 4, 8, 16, 32)  # fmt: skip
     backends: Annotated[
         tuple[str, ...],
-        Option("back-ends such as eager,fused,ort-cpu (default: all that are here)", often=True, unique=True),
+        Option("back-ends, e.g. eager,fused,ort-cpu (default: all available)", often=True, unique=True),
     ] = ()
     device: Device = "auto"
     precision: Annotated[
         Literal["auto", "fp32", "bf16", "fp16", "fp8"],
-        Option("number format of weights and inputs; auto: an exported file's own, else fp32", often=True),
+        Option("precision of weights and inputs; auto: that of an exported file, else fp32", often=True),
     ] = "auto"
     data: Fp8Images = None
     threads: Threads = None
-    duration: Annotated[float, Option("most seconds per cell; a stable one ends earlier", often=True, above=0)] = 10.0
+    duration: Annotated[
+        float, Option("maximum seconds per back-end and batch size; stable ones end earlier", often=True, above=0)
+    ] = 10.0
     stability: Stability = 3.0
     order: Annotated[
-        Literal["interleaved", "sequential"], Option("back-ends take turns at each batch size, or follow one another")
+        Literal["interleaved", "sequential"],
+        Option("interleave the back-ends at each batch size, or run one after the other"),
     ] = "interleaved"
-    h2d: Annotated[
-        Literal["in", "out"], Option("copies between host and device are in the times of all back-ends, or of none")
-    ] = "out"
+    h2d: Annotated[Literal["in", "out"], Option("include host-device copies in the times (in) or not (out)")] = "out"
     budget_ms: BudgetMs = None
-    ceilings: Annotated[bool, Option("measure the device's bandwidth and product rate first, for the roofline")] = False
-    tasks: Annotated[tuple[str, ...], Option("bank, bank+graph: more packs to hold beside the source")] = ()
+    ceilings: Annotated[
+        bool, Option("first measure the device's memory bandwidth and matmul rate, for the roofline")
+    ] = False
+    tasks: Annotated[tuple[str, ...], Option("bank, bank+graph: further packs loaded beside the source")] = ()
     img_sizes: Annotated[
         tuple[int, ...],
-        Option("timm name: measure at each of these sizes, with a report for each", least=1, unique=True),
+        Option("timm name: image sizes to measure, with a report for each", least=1, unique=True),
     ] = ()
     reference: Reference = None
     seed: Seed = 0
@@ -77,7 +80,7 @@ class ProfileConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileCommand(ProfileConfig, SourceOptions):
-    """``vtk profile``: what to open and how to measure it, or two reports to compare."""
+    """``vtk profile``: a source and its measurement options, or two reports to compare."""
 
     source: Annotated[
         str, Option("task pack, checkpoint, .onnx, .pt2, TensorRT engine, or timm model name", "source", often=True)
@@ -85,15 +88,15 @@ class ProfileCommand(ProfileConfig, SourceOptions):
     img_size: ImgSize = None
     compare: Annotated[
         tuple[str, ...],
-        Option("two profile.json, old and new: show what changed and measure nothing", often=True,
+        Option("compare two profile.json files; nothing is measured", often=True,
                metavar="OLD NEW"),
     ] = ()  # fmt: skip
     fail_above: Annotated[
-        float | None, Option("--compare: exit code 4 where a latency grew by more than this percentage", above=0)
+        float | None, Option("--compare: exit code 4 if a latency increased by more than this percentage", above=0)
     ] = None
 
     def check(self) -> None:
-        """Refuse what does not go with measuring a source, with ceilings alone or with a comparison."""
+        """Refuse options that have no effect on a comparison or on ceilings alone."""
         super().check()
         if self.img_size is not None and self.img_sizes:
             raise UsageError("`--img-size` and `--img-sizes` exclude each other; give one of them")

@@ -1,4 +1,4 @@
-"""``--profile 1,8,32`` of any export: the file's latency, left beside it."""
+"""``--profile 1,8,32`` of an export: measures the exported file and writes the result beside it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The profile's report of one file: the plot is inside, nothing is fetched, and it can be read on a phone."""
+"""The profile's report as one HTML file: plots inside, nothing is fetched, readable on a phone."""
 
 from vtk.html import data_uri, document, table, text
 from vtk.profiling.cells import BackendResult
@@ -25,7 +25,7 @@ def page(result: ProfileResult, png: bytes, narrow_png: bytes) -> str:
     facts = {"command": result.command, "date": result.date, "seconds per batch size": f"{result.duration_s:g}"}
     facts = {**facts, **result.versions}
     rows = "".join(f"<dt class=dim>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in facts.items() if v)
-    parts.append(f"<h2>Made with</h2><dl>{rows}</dl>")
+    parts.append(f"<h2>Environment</h2><dl>{rows}</dl>")
     return document(f"{result.source}: latency", "\n".join(parts))
 
 

@@ -1,4 +1,4 @@
-"""What a profile feeds: normalised images, bytes of decoded ones, or images with the number of each one's task."""
+"""Inputs of a profile: normalised images, bytes of decoded images, or images with a task number each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

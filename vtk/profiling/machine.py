@@ -1,4 +1,4 @@
-"""What a measurement ran on, for the report."""
+"""Hardware and package versions of a measurement, for the report."""
 
 import importlib.metadata
 import platform

@@ -1,4 +1,4 @@
-"""One back-end at one batch size: warm up, compare, time in windows until they agree, compare again."""
+"""Measures one back-end at one batch size: warm-up, comparison, timing in windows until stable, comparison."""
 
 import time
 from collections.abc import Callable

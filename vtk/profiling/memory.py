@@ -1,4 +1,4 @@
-"""Peak memory of a measurement, free memory, and the errors of running out of it."""
+"""Peak memory of a measurement, free memory, and out-of-memory errors."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Bytes of weights and of live activations of one call on a CPU, counted.
+"""Counts the bytes of weights and live activations of one call on a CPU.
 
 Of torch's back-ends, compiled ones too, every allocation and release of one call is read from torch's profiler: the
 peak is the same in every run, which no reading of the process's memory is. Of an ONNX file the graph is walked as it

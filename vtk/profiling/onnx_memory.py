@@ -1,4 +1,4 @@
-"""The memory of an ONNX file's weights, and of the most values that are alive at once, from its graph.
+"""Counts the memory of an ONNX file's weights and of its live values, from its graph.
 
 As the graph stands in the file: a run time that fuses operators has fewer values, and one may keep a weight twice, once
 in an order of its own.

@@ -1,4 +1,4 @@
-"""The work of an ONNX file for one image, counted from its graph."""
+"""Counts the FLOPs and bytes of an ONNX file for one image, from its graph."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""``profile``: every back-end at every batch size, compared with a reference before it is timed."""
+"""`profile`: measures every back-end at every batch size, after comparison with a reference."""
 
 import contextlib
 import datetime

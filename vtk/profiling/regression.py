@@ -1,4 +1,4 @@
-"""Two profiles of the same thing: what became slower, what became faster."""
+"""Compares two profiles of the same model: regressions and improvements."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The table on the terminal, and the files of a report: JSON, CSV, plot and a self-contained page."""
+"""Prints a profile as tables, and writes its files: JSON, CSV, plot and a self-contained page."""
 
 import csv
 import dataclasses
@@ -30,7 +30,7 @@ FILES = tuple(MARKS)
 
 
 def print_result(result: ProfileResult) -> None:
-    """Print a table per back-end that fits 80 columns, then what the numbers mean, then the answer to the budget."""
+    """Print a table per back-end within 80 columns, then the notes, then the choice for the budget."""
     console.say()
     for line in textwrap.wrap(title(result), WIDTH):
         console.say(line, style="bold")

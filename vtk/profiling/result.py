@@ -1,4 +1,4 @@
-"""A whole profile: plain values that survive JSON, and what follows from them."""
+"""The result of a profile: plain values that survive JSON, and what follows from them."""
 
 import dataclasses
 from collections.abc import Iterator

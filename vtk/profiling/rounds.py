@@ -1,4 +1,4 @@
-"""Several back-ends measured side by side: at each batch size they take turns, window by window.
+"""Measures several back-ends interleaved: at each batch size they take turns, window by window.
 
 So a machine that gets warmer, or busier, does the same to all of them; measured one after the other, the last one would
 pay for it alone.

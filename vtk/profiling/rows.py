@@ -10,7 +10,7 @@ UNSTABLE = "~"
 
 
 def title(result: ProfileResult) -> str:
-    """Return what was measured, where."""
+    """Return the model, shape, precision and hardware in one line."""
     chans, height, width = result.input_shape
     threads = f"{result.threads} thread" + "s" * (result.threads != 1)
     model = f"{result.source} ({result.model})" if result.model not in result.source else result.source
@@ -39,7 +39,7 @@ def columns(backend: BackendResult) -> list[str]:
 
 
 def values(backend: BackendResult, cell: Cell) -> list[str]:
-    """Return the cells of a row as text; a dash is what too few runs or the system do not tell."""
+    """Return the cells of a row as text; a dash stands for an unknown value."""
     mark = UNSTABLE if cell.stable is False else ""
     row = [str(cell.batch), f"{mark}{cell.runs}", ms(cell.p50_ms), ms(cell.p90_ms), ms(cell.p99_ms)]
     row += [rate(cell.images_per_second), _size(cell.memory_bytes)]
@@ -52,7 +52,7 @@ def _has_process(backend: BackendResult) -> bool:
 
 
 def _memory_column(backend: BackendResult) -> str:
-    """Name what was counted otherwise than what an allocator, or a version before, measured."""
+    """Name the memory column: counted bytes, or what an allocator measured."""
     measured = any(cell.peak_memory_bytes is not None for cell in backend.cells)
     return "counted" if not measured and _has_process(backend) else "memory"
 
@@ -74,7 +74,7 @@ def work_columns(backend: BackendResult) -> list[str]:
 
 
 def work_values(result: ProfileResult, cell: Cell) -> dict[str, str]:
-    """Return what a cell's arithmetic and energy come to, as text by column."""
+    """Return a cell's rate, share of the roof, energy and clocks, as text by column."""
     typical, work = cell.typical_ms, result.work
     rate = None if work is None or typical is None else cell.batch * work.flops / (1e9 * typical)
     clocks = (cell.clock_before_mhz, cell.clock_after_mhz)
@@ -88,11 +88,11 @@ def work_values(result: ProfileResult, cell: Cell) -> dict[str, str]:
 
 
 def notes(result: ProfileResult) -> list[str]:
-    """Return what a reader must know to judge the numbers."""
+    """Return the notes below the tables."""
     needed = ", ".join(f"p{q} {runs_needed(q):,}" for q in (50, 90, 99))
     found = [
-        f"{DASH} percentile: fewer than {BEYOND} runs beyond it (runs needed: {needed}).",
-        f"outputs compared before timing, after each window and at the end with {result.reference}.",
+        f"{DASH} percentile: fewer than {BEYOND} runs beyond it (runs required: {needed}).",
+        f"outputs compared with {result.reference}, before timing, after each window and at the end.",
         f"inputs: {result.inputs}.",
         *(f"caution: {text}." for text in result.remarks),
         f"memory: {result.memory}. order: {result.order}.",
@@ -102,12 +102,12 @@ def notes(result: ProfileResult) -> list[str]:
     if result.work is not None and result.ceilings is not None:
         rate = result.ceilings.flop_per_s.get(result.precision)
         found.append(
-            f"% roof: least time at the device's ceilings (copy {result.ceilings.bytes_per_s / 1e9:.4g} GB/s, products "
+            f"% roof: minimum time at the device's ceilings (copy {result.ceilings.bytes_per_s / 1e9:.4g} GB/s, matmul "
             f"{DASH if rate is None else f'{rate / 1e12:.3g}'} TFLOP/s) over the median; "
-            f"{result.work.flops / 1e9:.3g} GFLOP an image."
+            f"{result.work.flops / 1e9:.3g} GFLOP per image."
         )
     if any(b.compiles for b in result.backends):
-        found.append("compile s: the first call at a batch size, which compiles a program for that size alone.")
+        found.append("compile s: first call at a batch size, which compiles a program for that size only.")
     return found
 
 

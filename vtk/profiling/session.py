@@ -1,4 +1,4 @@
-"""Loads back-ends for one source, and exports for them the files that they run."""
+"""Loads back-ends for one source, and exports the files that they run."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A timm model at several image sizes: one whole profile for each, and one page over all."""
+"""Profiles a timm model at several image sizes: a report for each, and one page over all."""
 
 import base64
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Percentiles that the number of runs supports, and what one cell's runs say."""
+"""Percentiles that the number of runs supports, and a cell's summary."""
 
 import statistics
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a forward pass has to do at least, and how near to that a measurement comes."""
+"""Counts the work of a forward pass, and compares measurements with the roofline."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -43,7 +43,7 @@ def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()
     """Fine-tune a timm model on several folders of images at once, and write a pack for each to ``config.out``.
 
     What the policy freezes (all but attention, classifier and position table) is in memory once, and a block's FFN runs
-    once over the tokens of all tasks. Each task has its own loss, clipping, optimiser and learning rate, and its pack
+    once over the tokens of all tasks. Each task has its own loss, clipping, optimizer and learning rate, and its pack
     is what a run of its own would have made of the same batches.
 
     Args:

@@ -43,7 +43,7 @@ class FinetuneConfig(
     SourceOptions,
     TaskOptions,
 ):
-    """What to fine-tune on which images, and how.
+    """Options of `vtk finetune`: images, model, and training.
 
     The defaults are a recipe for a few hundred to a few ten thousand images: AdamW at a small rate, the new head ten
     times faster, a short warm-up, light augmentation.
@@ -58,7 +58,7 @@ class FinetuneConfig(
         self._check_policy()
 
     def _check_together(self) -> None:
-        """Refuse what options of different groups do to each other."""
+        """Refuse combinations of options from several groups."""
         specs = self._check_tasks()
         self._check_trained_parts(self.train, bool(specs))
         if self.init_from and self.train == "lora":

@@ -20,10 +20,10 @@ from vtk.training.run_config import RunConfig
 from vtk.training.step_rules.sharpness import copies
 
 HEAD_ROOM = 0.1
-"""Share of the free memory that a choice leaves alone: for what the allocator loses between tensors."""
+"""Fraction of the free memory that a choice leaves free, for fragmentation."""
 
 _FEW_STEPS = 10
-"""Steps an epoch below which a batch that was chosen for memory is pointed out."""
+"""Steps per epoch below which an automatic batch size gets a warning."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """What a run does about memory.
+    """Memory mode and batch size of a run.
 
     Attributes:
         mode: taken; ``plain`` where a mode changes nothing.
@@ -67,10 +67,10 @@ class MemoryChoice:
     @property
     def line(self) -> str:
         """One line for people."""
-        found = next((f for f in self.counted if f.mode == self.mode), None)
-        if found is None:
+        footprint = next((f for f in self.counted if f.mode == self.mode), None)
+        if footprint is None:
             return f"memory mode {self.mode}, batch {self.batch}"
-        needs, free = console.size(found.total(self.each)), console.size(self.free)
+        needs, free = console.size(footprint.total(self.each)), console.size(self.free)
         return f"memory mode {self.mode}, batch {self.batch}: a step takes about {needs} of {free} free"
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class MemoryChoice:
         return {**taken, "note": self.note, "modes": modes}
 
     def print(self) -> None:
-        """Print the table of what each mode takes."""
+        """Print the table of the memory of each mode."""
         rows = []
         for f in self.counted:
             taken = "→ " if f.mode == self.mode else ""
@@ -166,7 +166,7 @@ def choose_memory(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that ``device`` has to give: free ones, and those torch holds without using them."""
+    """Return the available bytes of ``device``: free ones, and those that torch caches."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -176,7 +176,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Return what ``--batch-size auto`` tries, smallest first: 1, 2, 4, then powers of two and their halves more."""
+    """Return the candidates of ``--batch-size auto``, ascending: 1, 2, 4, then powers of two and their 1.5-fold."""
     sizes = [n for power in range(3, 17) for n in (2**power, 3 * 2 ** (power - 1))]
     return [n for n in (1, 2, 4, *(n for n in sorted(sizes) if n % 8 == 0)) if n <= max(1, most)]
 
@@ -203,11 +203,11 @@ def _count(
     wide = 4 if precision == "fp32" else 2
     first = {id(p) for p in subjects[0].model.parameters()}
     again = [wide * sum(p.numel() for p in s.model.parameters() if id(p) in first) for s in subjects]
-    return [join_footprints(found, again) for found in zip(*each, strict=True)], free
+    return [join_footprints(footprint, again) for footprint in zip(*each, strict=True)], free
 
 
-def _fits(found: Footprint, batch: int, free: int) -> bool:
-    return found.total(batch) <= (1 - HEAD_ROOM) * free
+def _fits(footprint: Footprint, batch: int, free: int) -> bool:
+    return footprint.total(batch) <= (1 - HEAD_ROOM) * free
 
 
 def _fastest(counted: Sequence[Footprint], batch: int, free: int) -> MemoryMode:
@@ -218,16 +218,16 @@ def _leanest(counted: Sequence[Footprint], wanted: str) -> Footprint:
     return next((f for f in counted if f.mode == wanted), counted[-1])
 
 
-def _largest_batch(found: Footprint, free: int, images: int, world: int) -> int:
+def _largest_batch(footprint: Footprint, free: int, images: int, world: int) -> int:
     """Return the largest batch of all processes that fits.
 
     Raises:
         UsageError: not even one image per process does.
     """
-    fitting = [n for n in batch_sizes(images // world) if _fits(found, n, free)]
+    fitting = [n for n in batch_sizes(images // world) if _fits(footprint, n, free)]
     if not fitting:
         raise UsageError(
-            f"`--batch-size auto`: one image takes about {console.size(found.total(1))} in mode {found.mode}, "
+            f"`--batch-size auto`: one image takes about {console.size(footprint.total(1))} in mode {footprint.mode}, "
             f"{console.size(free)} are free; use a smaller model or --img-size, or another --device"
         )
     return fitting[-1] * world

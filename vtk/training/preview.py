@@ -26,16 +26,16 @@ from vtk.training.runs.plan import plan_run, run_folder
 from vtk.training.runs.prepare import PreparedRun, PreparedTask, load_saved, prepare_run
 
 STEPS, SECONDS = 40, 10.0
-"""A measurement ends after so many steps, or after so long but not before the third."""
+"""A measurement ends after so many steps or seconds, but not before the third step."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """About how long a run takes.
+    """Estimated duration of a run.
 
     Attributes:
         seconds: of all its epochs and evaluations.
-        steps: optimiser steps it has.
+        steps: optimizer steps it has.
         measured_steps: those that it was measured on.
         images_per_second: of training, loading included.
         eval_images_per_second: of evaluation.
@@ -50,7 +50,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a run would be.
+    """Preview of a run.
 
     Attributes:
         memory: in each mode.
@@ -107,7 +107,7 @@ class DryRun:
 
 
 def dry_run(config: RunConfig) -> DryRun:
-    """Return what a run of ``config`` would see and take; a few steps are done and thrown away, nothing is written.
+    """Return images, memory and duration of a run of ``config``; nothing is written.
 
     Raises:
         UsageError: flags that are wrong or contradict each other.
@@ -128,7 +128,7 @@ def dry_run(config: RunConfig) -> DryRun:
 
 
 def _try_estimate(prepared: PreparedRun) -> tuple[Estimate | None, str]:
-    """Return the estimate, or why there is none."""
+    """Return the estimate, or the reason why there is none."""
     memory = prepared.settled.memory
     counted = next((f for f in memory.counted if f.mode == memory.mode), None)
     if prepared.precision.name == "fp16" and prepared.ranks.device.type != "cuda":
@@ -183,7 +183,7 @@ def _eval_rate(part: PreparedTask) -> float:
 
 @dataclass
 class _Clock(Callback):
-    """Notes when each step ended and how many images it had, and ends the epoch when that is enough."""
+    """Records the end and the images of each step, and ends the epoch after enough of them."""
 
     times: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)

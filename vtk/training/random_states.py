@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 NumpyState = Any
-"""What ``numpy.random.RandomState.get_state`` returns."""
+"""Result of ``numpy.random.RandomState.get_state``."""
 
 
 def numpy_state(state: NumpyState) -> list[Any]:
@@ -17,7 +17,7 @@ def numpy_state(state: NumpyState) -> list[Any]:
 
 
 def to_numpy(state: list[Any]) -> NumpyState:
-    """Return the state that `numpy_state` was given."""
+    """Return the numpy state of what `numpy_state` returned."""
     name, keys, position, has_gauss, gauss = state
     return name, keys.numpy().astype(np.uint32), position, has_gauss, gauss
 
@@ -25,18 +25,18 @@ def to_numpy(state: list[Any]) -> NumpyState:
 def random_states(device: torch.device) -> dict[str, Any]:
     """Return the states of torch's generators (of the CPU, and of ``device`` if it is a GPU), numpy's and Python's."""
     version, keys, gauss = random.getstate()
-    found = {
+    states = {
         "torch": torch.default_generator.get_state(),
         "numpy": numpy_state(np.random.get_state()),
         "python": [version, torch.tensor(keys, dtype=torch.int64), gauss],
     }
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Let the generators go on from where `random_states` found them.
+    """Restore the generators from what `random_states` returned.
 
     A run that goes on where there is a GPU, and began where there was none, keeps the GPU's generator as it is.
     """

@@ -83,7 +83,7 @@ class RunConfig(
         return self._metric_of(self.multi_label)
 
     def defaults(self) -> dict[str, Any]:
-        """Return the value of each option without a flag."""
+        """Return the default of each option."""
         return {f.name: f.default for f in dataclasses.fields(self)}
 
     def settled(self, memory: "MemoryMode", batch: int) -> Self:

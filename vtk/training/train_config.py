@@ -44,7 +44,7 @@ class TrainConfig(
     SourceOptions,
     DataOptions,
 ):
-    """What to train from scratch on which images, and how.
+    """Options of `vtk train`: images, model, and training.
 
     All weights are trained, by default from random ones. The defaults are for small models on a few thousand to a few
     hundred thousand images; `vtk.training.recipes` has those of papers. ``recipe`` says where values came from; it is
@@ -60,7 +60,7 @@ class TrainConfig(
     head_lr_mult: HeadMultiplier = 1.0
 
     command: ClassVar[str] = "train"
-    # what a fine-tuning run may choose and this one may not
+    # options of fine-tuning that are constants here
     train: ClassVar[PolicyName] = "full"
     memory: ClassVar[MemoryMode] = "plain"
     pack_dtype: ClassVar[PackDtype] = "fp32"
@@ -72,19 +72,19 @@ class TrainConfig(
         self._check_scratch()
 
     def defaults(self) -> dict[str, Any]:
-        """Return what each option is where no flag says otherwise: the recipe's value, or the field's own."""
+        """Return the default of each option: the recipe's value, or the field's."""
         own = super().defaults()
         if self.recipe is None:
             return own
         return {**own, **read_recipe(self.recipe, type(self))}
 
     def settled(self, memory: MemoryMode, batch: int) -> Self:
-        """Return the config with the batch that was chosen; there is one memory mode."""
+        """Return the config with the batch size that was chosen; there is one memory mode."""
         assert memory == self.memory
         return dataclasses.replace(self, batch_size=batch)
 
     def scaled(self) -> Self:
-        """Return the config with the learning rate of its batch."""
+        """Return the config with the learning rate scaled to its batch size."""
         if self.lr_batch is None:
             return self
         assert isinstance(self.batch_size, int)
@@ -96,7 +96,7 @@ class TrainConfig(
         self._check_input()
 
     def _check_together(self) -> None:
-        """Refuse what options of different groups do to each other."""
+        """Refuse combinations of options from several groups."""
         if self.recipe is not None and not is_file(self.recipe) and self.recipe not in names():
             raise UsageError(f"`--recipe` {self.recipe} is not one of {', '.join(names())}, nor a .yaml file; choose "
                              "one of them")  # fmt: skip

@@ -6,7 +6,6 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "ExportResult": "vtk_export.onnx.export",
-        "OnnxConfig": "vtk_export.onnx.config",
         "export_onnx": "vtk_export.onnx.export",
         "temporary_onnx": "vtk_export.onnx.export",
     },

@@ -126,5 +126,5 @@ def test_the_report_shows_no_images_from_outside_of_a_tables_folder(flat: Path, 
             ((images, _),) = chosen_images(context)
             assert len(images) == count
         else:
-            with pytest.raises(UsageError, match="outside of the table's folder"):
+            with pytest.raises(UsageError, match="outside the folder of the table"):
                 chosen_images(context)

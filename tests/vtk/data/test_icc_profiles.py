@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from tests.vtk.data._made import ADOBE_RGB, DISPLAY_P3, grey_profile, ink_profile, matrix_profile, tiff
+from tests.vtk.data._images import ADOBE_RGB, DISPLAY_P3, grey_profile, ink_profile, matrix_profile, tiff
 from vtk.data import scan
 from vtk.data.decoding.decode import read_image
 from vtk.data.decoding.images import load_image

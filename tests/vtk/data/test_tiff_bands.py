@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import REPO
-from tests.vtk.data._made import tiff
+from tests.vtk.data._images import tiff
 from vtk.data.decoding.decode import read_image
 from vtk.data.decoding.memory_images import take_image
 from vtk.data.decoding.rules import SRGB, V0_1, Decoding

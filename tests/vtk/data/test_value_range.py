@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.vtk.data._made import tiff
+from tests.vtk.data._images import tiff
 from vtk.data import scan
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.decode import read_image

@@ -1,4 +1,4 @@
-"""What decides about CUDA graphs, where there is no CUDA: which inputs they take, and which of them are kept."""
+"""Decisions about CUDA graphs, tested without CUDA: the inputs they take, and the graphs that are kept."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""A fused model that takes itself for one on a card: its answers are right whatever happens between two calls."""
+"""A fused model on a simulated card: its answers stay right whatever happens between two calls."""
 
 import copy
 import pickle

@@ -41,7 +41,7 @@ def draw_scales(model: nn.Module) -> None:
 
 
 def mix(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Paper B, eq. 1 and 2, token by token."""
+    """Hyeon-Woo et al. 2023, eq. 1 and 2, token by token."""
     mean = sum(x[:, j] for j in range(x.shape[1])) / x.shape[1]
     rows = [(x[:, i] + mean) / 2 if scale is None else x[:, i] + scale * mean for i in range(x.shape[1])]
     return torch.stack(rows, 1)

@@ -269,7 +269,7 @@ def test_hmlp_adds_less_than_a_percent_of_work() -> None:
     with shapes_only():
         model, deeper = (timm.create_model("vit_base_patch16_224", depth=d).eval() for d in (1, 2))
     whole = work(model) + 11 * (work(deeper) - work(model))
-    assert whole == 17_563_828_224  # paper A, Table 7: 17.58 GFLOPS, and 17.73 with hMLP
+    assert whole == 17_563_828_224  # Touvron et al. 2022, Table 7: 17.58 GFLOPS, and 17.73 with hMLP
     linear, found = work(model.patch_embed), {}
     for name in ("hmlp", "hmlp-ln", "levit", "conv"):
         found[name] = (work(make_stem(name, StemShape(3, 768, (16, 16), torch.device("meta")))) - linear) / whole

@@ -224,6 +224,6 @@ def test_an_adapter_with_an_expression_that_takes_for_ever_is_refused(
     monkeypatch.setattr(expressions, "_SECONDS", 0.15)
     shutil.copytree(whole, tmp_path / "a")
     edit("target_modules", r"(([a-z0-9.])+)+!")(tmp_path / "a")
-    with pytest.raises(DataError, match="regular expression that is not through"):
+    with pytest.raises(DataError, match="regular expression that does not finish"):
         from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=description(small))
     assert not (tmp_path / "pack").exists()

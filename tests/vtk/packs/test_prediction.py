@@ -177,8 +177,8 @@ def test_arrays_of_other_channels(shared_base: Path, small: Any, channels: int, 
 @pytest.mark.parametrize(
     ("images", "options", "error", "says"),
     [
-        (7, {}, UsageError, "give a path"),
-        ([None], {}, UsageError, "give a path"),
+        (7, {}, UsageError, "allowed is a path"),
+        ([None], {}, UsageError, "allowed is a path"),
         (np.zeros((4, 4, 3), np.float32), {}, UsageError, "uint8"),
         (np.zeros((4, 4, 7), np.uint8), {}, UsageError, "7 channels"),
         (torch.zeros(3, 32, 32), {}, UsageError, "normalised images"),
@@ -204,7 +204,7 @@ def test_no_label_of_numbers_that_are_none(shared_pack: Path, shared_base: Path,
     task = load_task(shared_pack, base=shared_base)
     with torch.no_grad():
         task.model.head.bias.fill_(float("nan"))
-    with pytest.raises(VerificationError, match="not a number"):
+    with pytest.raises(VerificationError, match="infinite or NaN"):
         task.predict(photos[0])
 
 

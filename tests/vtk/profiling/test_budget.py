@@ -1,4 +1,4 @@
-"""Which load meets a latency budget."""
+"""The choice of the load that meets a latency budget."""
 
 from dataclasses import asdict
 from typing import Any
@@ -22,8 +22,8 @@ def test_the_highest_known_percentile_is_judged_and_the_most_images_win() -> Non
     assert choice is not None
     assert asdict(choice) == {
         "meets": True, "batch": 8, "load": "eager", "percentile": "p50", "ms": 19.0, "images_per_second": 400.0,
-        "text": "budget 20 ms: batch 8 meets it with most images/s: p50 19.00 ms, 400.0 images/s (the largest that was "
-                "measured; more may do)",
+        "text": "budget 20 ms: batch 8 meets it with the most images/s: p50 19.00 ms, 400.0 images/s (the largest "
+                "measured; larger ones may meet it too)",
     }  # fmt: skip
     assert choose(12.0, [SLOW_TAIL, STEADY, FEW_RUNS], none="nothing").batch == 2  # type: ignore[union-attr]
 
@@ -36,7 +36,7 @@ def test_of_two_as_quick_the_better_known_one_wins() -> None:
 def test_none_meets_it_or_none_can_be_judged() -> None:
     choice = choose(1.0, [SLOW_TAIL, STEADY], none="no batch")
     assert choice is not None and not choice.meets and choice.batch == 2
-    assert choice.text == "budget 1 ms: no batch meets it; nearest is batch 2: p99 11.00 ms"
+    assert choice.text == "budget 1 ms: no batch meets it; the nearest is batch 2: p99 11.00 ms"
     assert choose(1.0, [load(1, None, None, None, 5.0)], none="no batch") is None
 
 

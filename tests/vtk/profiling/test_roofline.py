@@ -171,4 +171,4 @@ def test_a_clock_that_moved_is_said() -> None:
     from vtk.profiling.cautions import _clocks
 
     (text,) = _clocks(result.BackendResult("fused", cells=(cell, replace(cell, clock_after_mhz=1950))))
-    assert "batch 8: the GPU's clock went from 1980 to 1200 MHz" in text
+    assert "batch 8: the GPU clock changed from 1980 to 1200 MHz" in text

@@ -80,7 +80,7 @@ def test_wrong_flags_are_refused(flags: dict, message: str) -> None:
     [
         (["--cb", "--model", "resnet18"], "ResNet cannot have Context Broadcasting"),
         (["--cb", "--cb-layers", "0,12"], "`layers` has 12; the model's blocks are 0 to 11"),
-        (["--cb", "--cb-on", "msa", "--cb-placement", "mid"], "only timm's Mlp has a known middle"),
+        (["--cb", "--cb-on", "msa", "--cb-placement", "mid"], "mid needs timm's Mlp"),
         (["--branches", "5"], "a depth of 12 can be divided by 2, 3, 4, 6, 12"),
         (["--branches", "2", "--model", "vit_tiny_patch16_1x2_224"], "is already parallel"),
     ],

@@ -43,13 +43,15 @@ def test_a_recipe_holds_only_differences_each_with_its_source(name):
     for key in values.keys() - {"recipe"}:
         assert key in DEFAULTS and parsed[key] != before[key], key
     text = (FOLDER / f"{name}.yaml").read_text("utf-8")
-    assert text.startswith("# Paper ") or text.startswith("# DeiT's recipe, as paper ")
+    key = (FOLDER.parents[2] / "docs" / "concepts" / "papers-key.md").read_text("utf-8")
+    papers = "|".join(map(re.escape, re.findall(r"^## (.+ \d{4})$", key, re.M)))
+    assert re.match(rf"# (?:DeiT's recipe, as )?(?:{papers})\b", text)
     block = ""  # a comment may stand for the lines below it that have none
     for line in text.splitlines():
         key, _, comment = line.partition("#")
         if key.strip() and not key.startswith("recipe:"):
             block = comment.strip() or block
-            assert re.search(r"[A-E]\b|table|app\.|code|config|ours|unpublished", block), line
+            assert re.search(r"the paper|sec\.|[Tt]able|app\.|code|config|ours|unpublished", block), line
     config = from_recipe(name)
     assert all(getattr(config, key) == value for key, value in parsed.items()) and config.recipe == name
 

@@ -41,7 +41,7 @@ def test_the_flags_are_transforms(flags: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"stem_act": "gelu"}, "`--stem-act` is of another stem than the model's own; add --stem conv"),
+        ({"stem_act": "gelu"}, "`--stem-act` needs another stem than the model's own; add --stem conv"),
         ({"stem": "1proj", "stem_strides": (16,)}, "`--stem-strides` is of another stem"),
         ({"stem": "hmlp", "train": "lora"}, "`--stem`: timm cannot build it, so PEFT could not use the adapter"),
         ({"mlp": "relu", "train": "lora"}, "`--mlp`: timm cannot build it"),

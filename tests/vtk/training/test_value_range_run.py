@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageCms
 
 from tests.conftest import REPO
-from tests.vtk.data._made import ADOBE_RGB, matrix_profile, tiff
+from tests.vtk.data._images import ADOBE_RGB, matrix_profile, tiff
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.data.loading.eval_pipeline import eval_transform

@@ -13,15 +13,7 @@ _STYLES = ("o-", "s--")
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    config = context.config
-    result = attack_accuracy(
-        context.model,
-        context.batches,
-        epsilons=config.epsilons,
-        seed=config.seed,
-        **robustness.options(context, "attacks", _MOST),
-    )
-    return result.to_dict()
+    return robustness.measure(context, attack_accuracy, "attacks", _MOST, epsilons=context.config.epsilons)
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:

@@ -15,16 +15,8 @@ _WORST = 3
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    config = context.config
-    result = corruption_accuracy(
-        context.model,
-        context.batches,
-        kinds=config.corruptions,
-        severities=config.severities,
-        seed=config.seed,
-        **robustness.options(context, "corruptions", _MOST),
-    )
-    return result.to_dict()
+    kinds, severities = context.config.corruptions, context.config.severities
+    return robustness.measure(context, corruption_accuracy, "corruptions", _MOST, kinds=kinds, severities=severities)
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:

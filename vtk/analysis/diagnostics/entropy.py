@@ -98,8 +98,10 @@ DIAGNOSTIC = Diagnostic(
     name="entropy",
     title="Attention entropy",
     source="Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Figures 4 and 7a",
-    explains="The entropy tells over how many tokens a query spreads its attention: 0 is a single token, the grey line "
-    "all tokens equally. ViTs learn dense attention slowly; Context Broadcasting supplies it.",
+    explains=(
+        "The entropy measures over how many tokens a query spreads its attention: 0 is a single token, the grey line "
+        "all tokens equally. ViTs learn dense attention slowly; Context Broadcasting supplies it."
+    ),
     measure=_measure,
     draw=_draw,
     read=_read,

@@ -15,11 +15,7 @@ _LOW, _HIGH = 0.3, 0.7  # of π: the lower and the upper third of the axis of Pa
 def _measure(context: Context) -> dict[str, Any]:
     # the frequencies of a small image are further apart than the window of Park and Kim
     window = max(WINDOW, 2 / min(context.spec.size))
-    seed = context.config.seed
-    result = frequency_noise(
-        context.model, context.batches, window=window, seed=seed, **robustness.options(context, "noise by frequency")
-    )
-    return result.to_dict()
+    return robustness.measure(context, frequency_noise, "noise by frequency", window=window)
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:

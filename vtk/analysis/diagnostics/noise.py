@@ -17,10 +17,7 @@ _GIVEN = {  # how a strength is written
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    seed = context.config.seed
-    return noise_accuracy(
-        context.model, context.batches, seed=seed, **robustness.options(context, "noise and blur")
-    ).to_dict()
+    return robustness.measure(context, noise_accuracy, "noise and blur")
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:

@@ -12,7 +12,7 @@ _PAPER = 0.5  # 112 of 224 pixels
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    return occlusion_accuracy(context.model, context.batches, **robustness.options(context, "occlusion")).to_dict()
+    return robustness.measure(context, occlusion_accuracy, "occlusion")
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:

@@ -57,10 +57,16 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     return pictures
 
 
+def patches_and_half(result: Result) -> tuple[float, float] | None:
+    """Return the share of the attention on patches, and of patches that hold half of it; None if there are none."""
+    patches, half = mean_of(result, "patches"), mean_of(result, "half")
+    return None if patches is None or half is None else (patches, half)
+
+
 def _read(result: Result) -> list[str]:
-    half, patches = mean_of(result, "half"), mean_of(result, "patches")
-    if half is None or patches is None:
+    if (means := patches_and_half(result)) is None:
         return [f"In {result['layer']}, {query_name(result)} attends to no patch."]
+    patches, half = means
     sentences = [
         f"In {result['layer']}, {query_name(result)} gives {100 * patches:.0f} % of its attention to patches; half of "
         f"that goes to {100 * half:.0f} % of them (mean over {len(result['images'])} images)."

@@ -1,6 +1,6 @@
 """Accuracy curves of the robustness diagnostics, and sentences about them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vtk.analysis import figures
@@ -11,15 +11,24 @@ HALF = 0.5
 """Share of the lead over chance at which a curve's strength is reported."""
 
 
-def options(context: Context, title: str, most: int | None = None) -> dict[str, Any]:
-    """Return the keywords that all measurements of robustness take, at most ``most`` images."""
+def measure(
+    context: Context, accuracy: Callable[..., Any], title: str, most: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """Return the result of a measure of accuracy.
+
+    Args:
+        context: model and images.
+        accuracy: the measure.
+        title: of its progress bar.
+        most: maximum number of images; None for all.
+        options: of the measure.
+    """
     count = context.count if most is None else min(context.count, most)
-    return {
-        "spec": context.spec,
-        "max_images": count,
-        "share": context.share,
-        "title": title if context.show_progress else "",
-    }
+    result: dict[str, Any] = accuracy(
+        context.model, context.batches, spec=context.spec, seed=context.config.seed, max_images=count,
+        share=context.share, title=title if context.show_progress else "", **options,
+    ).to_dict()  # fmt: skip
+    return result
 
 
 def figure_height(runs: Sequence[Run]) -> float:

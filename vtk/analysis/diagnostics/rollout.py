@@ -6,7 +6,7 @@ from typing import Any
 
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.map_figures import chosen_images, draw_maps
-from vtk.analysis.diagnostics.overlays import mean_of, result_of, shares
+from vtk.analysis.diagnostics.overlays import patches_and_half, result_of, shares
 from vtk.analysis.measures.rollout import attention_rollout
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 
@@ -34,9 +34,9 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
 
 
 def _read(result: Result) -> list[str]:
-    half, patches = mean_of(result, "half"), mean_of(result, "patches")
-    if half is None or patches is None:
+    if (means := patches_and_half(result)) is None:
         return [f"Nothing of {_whose(result)} comes from any patch."]
+    patches, half = means
     sentences = [
         f"Through all layers {100 * patches:.0f} % of {_whose(result)} comes from patches; half of that from "
         f"{100 * half:.0f} % of them (mean over {len(result['images'])} images)."

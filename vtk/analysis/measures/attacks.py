@@ -120,12 +120,7 @@ def _under_pgd(
 def fgsm(model: nn.Module, pixels: Tensor, labels: Tensor, epsilon: float, *, spec: InputSpec) -> Tensor:
     """Return pixels after one FGSM step: x + ε·sign(∇ₓ L), clipped to 0 and 1 (Goodfellow et al. 2015).
 
-    Args:
-        model: classifier in eval mode.
-        pixels: (B, C, H, W), 0 to 1.
-        labels: (B,).
-        epsilon: radius, in units of the pixel range.
-        spec: mean and std of the input.
+    The arguments are those of `pgd`.
     """
     return (pixels + epsilon * gradient(model, pixels, labels, spec=spec).sign()).clamp(0, 1)
 

@@ -23,7 +23,7 @@ class LayerScales:
         mean: over channels.
         deviation: standard deviation over channels, of the population.
         negative: share of channels with λ < 0, which subtract the mean.
-        ratio: |λ|₀.₁ / |λ|₀.₉, the 10 % quantile of the magnitudes over the 90 % one: 1 where all are alike; None where
+        ratio: |λ|₀.₁ / |λ|₀.₉, the 10 % quantile of the magnitudes over the 90 % one: 1 if all are equal; None if
             the latter is 0.
         channels: length of Λ.
     """
@@ -54,7 +54,7 @@ class ContextScales(MeasureResult):
 def context_scales(model: nn.Module) -> ContextScales:
     """Return statistics of Λ by layer; needs no images.
 
-    The paper writes the ratio as |λ₀.₁| / |λ₀.₉| and says that it tells how similar high and low values of the scaling
+    The paper writes the ratio as |λ₀.₁| / |λ₀.₉| and says that it shows how similar high and low values of the scaling
     weights are; quantiles are taken of their magnitudes here, since those of the values may have any sign.
 
     Raises:

@@ -22,7 +22,7 @@ class FeatureSimilarity(MeasureResult):
     Attributes:
         names: of the units in order, as `vtk.analysis.probes.residual_units.residual_units` has them.
         kinds: of the units.
-        similarity: symmetric, a row for each unit: 1 for features that are alike up to rotation and scale, about 0 for
+        similarity: symmetric, a row for each unit: 1 for features that are equal up to rotation and scale, about 0 for
             independent ones; None where a unit gives every image the same.
         images: number of images.
         left_out: images of batches of fewer than four.

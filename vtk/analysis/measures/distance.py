@@ -61,9 +61,9 @@ def attention_distance(model: nn.Module, batches: Batches, *, max_images: int | 
     the rest is made to sum to 1. In windows (Swin, AlterNet) a query sees its window only, whose distances are measured
     in the same unit; a map that is padded to whole windows has places in its padding too.
 
-    ``relative`` is Hyeon-Woo et al.'s: Σ_{j≠i} aᵢⱼ‖pᵢ − pⱼ‖₁, mean over queries, the attention as it is. The paper
-    writes a mean over pairs (i, j), which is this divided by the number of other tokens and shrinks as an image gets
-    more of them.
+    ``relative`` follows Hyeon-Woo et al. (2023): Σ_{j≠i} aᵢⱼ‖pᵢ − pⱼ‖₁, mean over queries, the attention as it is. The
+    paper writes a mean over pairs (i, j), which is this divided by the number of other tokens and shrinks as an image
+    gets more of them.
 
     Memory: the attention of one layer and batch at a time, about three times over.
 

@@ -48,7 +48,7 @@ def average_flatness(
 ) -> Flatness:
     """Return the mean loss over draws of Gaussian noise on all parameters, the model in eval mode.
 
-    The paper averages over 1,000 draws and does not say σ; it is an argument here, is part of the result, and only
+    The paper averages over 1,000 draws and does not state σ; here it is an argument and part of the result, and only
     numbers of the same σ can be compared. Draws come in pairs ε and −ε, whose linear terms cancel. The weights are put
     back from a copy, bit for bit.
 

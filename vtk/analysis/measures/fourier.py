@@ -45,7 +45,7 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
     Memory: the transform of one unit's maps of one batch at a time.
 
     Args:
-        model: of any kind that `vtk.analysis.probes.residual_units` supports. Other than the paper's notebook,
+        model: of any kind that `vtk.analysis.probes.residual_units` supports. Unlike in the paper's notebook,
             BatchNorm uses its running statistics, and LayerScale is there.
         batches: images, labels unused. Maps need not be square; of others the half diagonal goes from the centre to the
             corner in steps of the shorter side.
@@ -69,7 +69,7 @@ def feature_spectra(model: nn.Module, batches: Batches, *, max_images: int | Non
 def log_amplitudes(maps: Tensor) -> Tensor:
     """Return ln(|FFT2| + 1e-6) of maps (B, C, H, W) at the frequencies of the half diagonal, (B, C, ⌈min(H, W)/2⌉).
 
-    Entry k has k waves along the shorter side, and along the longer one as many as come nearest to the same frequency.
+    Entry k has k waves along the shorter side, and along the longer one the number nearest to the same frequency.
     The last entry is bin h/2 − 1 of an even side h, bin (h−1)/2 of an odd one.
     """
     height, width = maps.shape[-2:]

@@ -59,10 +59,10 @@ def frequency_noise(
     """Return a model's accuracy on x + F⁻¹(F(δ) ⊙ M_f) for every centre frequency f, δ Gaussian.
 
     The mask M_f keeps the frequencies whose larger component, |ω_y| or |ω_x|, is within window/2 of f: square rings, as
-    in Park and Kim's code, which reach the corners of the spectrum. Park and Kim (2022) do not say how strong its noise
-    is, and its code does not scale the bands: the noise of a high one, whose ring is longer, is then stronger. With
-    ``equal_power`` every image's noise has the same root mean square in every band, so that the curve tells frequency
-    from strength. As in the paper, pixels are not cut off at 0 and 1: that would spread the noise over other
+    in Park and Kim's code, which reach the corners of the spectrum. They do not state the strength of
+    the noise, and their code does not scale the bands, so that high bands, whose rings are longer, have stronger noise.
+    With ``equal_power`` every image's noise has the same root mean square in every band, so that the curve separates
+    frequency from strength. As in the paper, pixels are not clipped to 0 and 1: that would spread the noise over other
     frequencies.
 
     Memory: that of `vtk.analysis.measures.accuracy.accuracies`, and the spectrum of a batch.

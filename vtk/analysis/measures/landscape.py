@@ -65,7 +65,7 @@ def loss_landscape(
     l2 term is what Park and Kim's code adds, weight_decay·Σ‖p‖ over the parameters, not squared; otherwise
     ½·weight_decay·‖w‖².
 
-    The weights are changed in place and put back from a copy, bit for bit, also when the measurement is broken off.
+    The weights are changed in place and restored from a copy, bit for bit, also if the measurement is interrupted.
     Buffers do not move: BatchNorm normalises with the statistics that it has. Memory: all images, and three more copies
     of the weights.
 

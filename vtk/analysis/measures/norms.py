@@ -61,7 +61,7 @@ class TokenNorm:
 class HiddenNorm:
     """Norm of a hidden layer, after its activation: Chen et al.'s ‖a‖₂, root mean square over images.
 
-    The paper does not say over what its norm goes; here it is over all positions and neurons of an image.
+    The paper does not define the norm; here it is over all positions and neurons of an image.
 
     Attributes:
         name: of the activation's module.

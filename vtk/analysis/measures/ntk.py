@@ -65,11 +65,11 @@ def ntk_condition(
     takes every logit, as Θ is defined, in blocks of images × classes rows.
 
     Memory: gradients by one parameter tensor of all rows of a block at a time, 4 · rows · numbers of the largest tensor
-    bytes, and the activations of a backward of as many images.
+    bytes, and the activations of a backward pass over as many images.
 
     Args:
         model: unchanged on return.
-        batches: labels are not looked at.
+        batches: images, labels unused.
         block: images of a block, 2 or more. Images that do not fill a block are left out; if there are fewer than one
             block, all of them are one.
         outputs: ``sum`` or ``all``.

@@ -47,7 +47,8 @@ def occlusion_accuracy(
     """Return a model's accuracy with a centred rectangle of every image black.
 
     Hyeon-Woo et al. (2023) hide the centre 112×112 of 224×224 pixels with zeros: half of each side, a quarter of the
-    area. Whether its zeros are pixels or normalised values it does not say; here they are pixels.
+    area. The paper does not say whether
+    zeros are pixels or normalised values; here they are pixels.
 
     Memory: that of `vtk.analysis.measures.accuracy.accuracies`.
 

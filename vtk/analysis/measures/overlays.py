@@ -22,7 +22,7 @@ class AttentionMap:
     Attributes:
         mean: mean over heads, (height, width) of the grid, fp32; weights as they are, so that they sum to ``patches``.
         heads: of each head, (H, height, width), without those that do not attend (`uniform_heads`);
-            (0, height, width) where heads are not told apart.
+            (0, height, width) if heads are not separate.
         patches: share of the attention that goes to patches; the rest goes to class and register tokens.
         half: smallest share of the patches on which half of ``mean`` lies: 0.5 for a uniform map.
     """
@@ -65,8 +65,9 @@ class AttentionMaps:
 def attention_maps(model: nn.Module, batches: Batches, *, max_images: int | None = None) -> AttentionMaps:
     """Return the attention of the class token in the last layer, for each image, the model in eval mode.
 
-    A layer of one query (attention pooling, CaiT's class attention) tells what that query attends to. A model without
-    class token tells the mean over the queries of all patches; in windows, over those of each patch's own window.
+    A layer with one query (attention pooling, CaiT's class attention) gives the attention of that query. A model
+    without class token gives the mean over the queries of all patches; in windows, over those of each patch's own
+    window.
 
     Memory: the attention of one layer and batch at a time, and of every image one map for each head.
 

@@ -22,7 +22,7 @@ def attention_rollout(model: nn.Module, batches: Batches, *, max_images: int | N
     With Āₗ the mean over the heads of layer l, rollout is Π (½Āₗ + ½I), the last layer to the left: half of a token is
     the skip connection's. Heads of uniform attention (`uniform_heads`) count as such. Parallel branches of a
     block attend to the same tokens: Āₗ is their mean. FFNs, LayerScale and Context Broadcasting have no part in it. A
-    model without class token tells the mean over all patches.
+    model without class token gives the mean over all patches.
 
     Memory: the attention of one layer and batch at a time, and of each image of a batch two (N, N) matrices.
 

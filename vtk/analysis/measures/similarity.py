@@ -28,7 +28,7 @@ def token_similarity(model: nn.Module, batches: Batches, *, max_images: int | No
     """Return CosSim(B) = 1/(n(n−1)) Σ_{i≠j} BᵢBⱼᵀ/(‖Bᵢ‖‖Bⱼ‖) at every point, mean over images, the model in eval mode.
 
     Tokens are all that a point gives: class and register tokens too, positions of a map. A ViT of twelve blocks has
-    the fourteen points of the paper: its stem, the position table, the blocks.
+    the fourteen points of the paper: its stem, the position embedding, the blocks.
 
     Raises:
         UsageError: the model has no recognised blocks.

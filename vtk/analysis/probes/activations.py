@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vtk.analysis.probes.attention_maps import looks_like_attention
-from vtk.analysis.probes.depth_points import block_modules
-from vtk.errors import UsageError
+from vtk.analysis.probes.depth_points import recognised_blocks
 
 Kind = Literal["MLP", "token MLP", "conv"]
 
@@ -70,9 +69,7 @@ def watch_activations(model: nn.Module, see: See) -> Iterator[set[str]]:
     Raises:
         UsageError: the model has no recognised blocks.
     """
-    blocks = block_modules(model)
-    if not blocks:
-        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Mixer, ResNet or the like")
+    blocks = recognised_blocks(model)
     watch = _Watch(see)
     handles: list[Any] = []
 

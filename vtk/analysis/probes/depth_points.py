@@ -61,10 +61,7 @@ def depth_points(model: nn.Module) -> list[Point]:
     positions = getattr(model, "pos_drop", None)  # the last step of the position embedding in timm's ViTs
     if isinstance(positions, nn.Module) and getattr(model, "pos_embed", None) is not None:
         points.append(Point("pos_embed", positions, last))
-    blocks = block_modules(model)
-    if not blocks:
-        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Swin, ResNet or the like")
-    return points + [Point(name, module, last) for name, module in blocks.items()]
+    return points + [Point(name, module, last) for name, module in recognised_blocks(model).items()]
 
 
 def block_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -74,6 +71,20 @@ def block_modules(model: nn.Module) -> dict[str, nn.Module]:
         inside = any(name.startswith(f"{outer}.") for outer in blocks)
         if _BLOCK.search(type(module).__name__) and not inside:
             blocks[name] = module
+    return blocks
+
+
+def recognised_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return `block_modules`, of which there is at least one.
+
+    Raises:
+        UsageError: the model has no recognised blocks.
+    """
+    blocks = block_modules(model)
+    if not blocks:
+        raise UsageError(
+            f"{type(model).__name__} has no recognised blocks; use a timm ViT, Swin, Mixer, ResNet or the like"
+        )
     return blocks
 
 

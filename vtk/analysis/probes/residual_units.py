@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.probes.attention_maps import looks_like_attention
-from vtk.analysis.probes.depth_points import block_modules
+from vtk.analysis.probes.depth_points import recognised_blocks
 from vtk.errors import UsageError
 
 _MIXERS = {"attn": "msa", "mlp_tokens": "other", "linear_tokens": "other"}
@@ -65,9 +65,7 @@ def residual_units(model: nn.Module) -> list[Unit]:
     Raises:
         UsageError: the model has no recognised blocks.
     """
-    blocks = block_modules(model)
-    if not blocks:
-        raise UsageError(f"{type(model).__name__} has no recognised blocks; use a timm ViT, Swin, ResNet or the like")
+    blocks = recognised_blocks(model)
     names = list(blocks)
     first = blocks[names[0]]
     units = [Unit("stem", "other", (), (first,), "input", first)]
@@ -184,7 +182,7 @@ def without_unit(unit: Unit) -> Iterator[None]:
 
     Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Park
     and Kim (2022) removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters
-    where it halves the map or changes the channels; so every kind of unit is removed alike here.
+    where it halves the map or changes the channels; so here every kind of unit is removed in the same way.
 
     Raises:
         UsageError: the unit has no branch of its own; or it did not run within the context, so nothing was removed.

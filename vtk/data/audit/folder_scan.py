@@ -92,15 +92,15 @@ def scan(
     if max_pixels < 1 or in_chans < 1:
         raise UsageError(f"`--max-pixels` is {max_pixels} and `--in-chans` {in_chans}; allowed is at least 1")
     root = fetch(root) if is_named(root := Path(root)) else root
-    gathered = read_image_set(root, classes, keep_empty=keep_empty_classes, separator=separator_of(field_separator))
-    base, layout, parts = gathered.base, gathered.layout, gathered.parts
-    notes, warnings = [*layout.notes, *gathered.notes, *gathered.left.notes()], list(layout.warnings)
+    image_set = read_image_set(root, classes, keep_empty=keep_empty_classes, separator=separator_of(field_separator))
+    base, layout, parts = image_set.base, image_set.layout, image_set.parts
+    notes, warnings = [*layout.notes, *image_set.notes, *image_set.left.notes()], list(layout.warnings)
     train, val = (part.files for part in parts)
     warnings += [text for part in parts for text in part.warnings]
-    warnings += gathered.left.warnings()
-    names = _class_names(gathered, classes)
+    warnings += image_set.left.warnings()
+    names = _class_names(image_set, classes)
     if (empty := parts[0].empty) and classes is None:
-        warnings.append(_empty_note(gathered, empty, keep_empty_classes))
+        warnings.append(_empty_note(image_set, empty, keep_empty_classes))
     labels = {name: i for i, name in enumerate(names)}
     probes, cached = probe_files(
         base, [*_flatten(train), *_flatten(val)], workers, cache, show_progress, in_chans, max_pixels, look, spec,
@@ -113,7 +113,7 @@ def scan(
     if classes is None and not keep_empty_classes:
         _check_classes(layout, names, train, train_named, probes)
     if layout.kind == "flat" and layout.train:
-        prefix = f"{layout.train.relative_to(base).as_posix()}/" if layout.train not in (base, gathered.table) else ""
+        prefix = f"{layout.train.relative_to(base).as_posix()}/" if layout.train not in (base, image_set.table) else ""
         train_named, val_named = divide(train_named, probes, prefix, val_split, seed, together=together)
         notes.insert(0, _split_note(layout.train, len(train_named), len(val_named), val_split, seed))
     train_samples, val_samples = ([Sample(base / n, label) for n, label in of] for of in (train_named, val_named))
@@ -146,7 +146,7 @@ def scan(
         seconds=time.perf_counter() - start,
         cached=cached,
         copies=copies,
-        left=gathered.left,
+        left=image_set.left,
         **probe_facts(base, probes, found),
     )
 
@@ -166,40 +166,40 @@ def probe_facts(root: Path, probes: Mapping[str, Probe], chosen: RangeChoice) ->
     }
 
 
-def _class_names(gathered: ImageSet, classes: Sequence[str] | None) -> tuple[str, ...]:
-    layout, parts = gathered.layout, gathered.parts
+def _class_names(image_set: ImageSet, classes: Sequence[str] | None) -> tuple[str, ...]:
+    layout, parts = image_set.layout, image_set.parts
     train, val = (part.files for part in parts)
     if not any(train.values()) and not any(val.values()):
         raise DataError(f"{layout.train or layout.val} has folders but no image files in them; {EXPECTED}")
     if classes is not None:
         known = tuple(classes)
         if unknown := natural({*train, *val} - set(known)):
-            what = "folders" if gathered.table is None else "labels"
+            what = "folders" if image_set.table is None else "labels"
             raise DataError(
                 f"{layout.train or layout.val} has {what} that are not classes of the model: {_some(unknown)}; its "
                 f"classes are {_some(known, 20)}"
             )
         return known
     unknown = natural(set(val) - set(train))
-    if unknown and gathered.table is not None:
+    if unknown and image_set.table is not None:
         raise DataError(
-            f"{gathered.table} has held-out images of classes without training images: {_some(unknown)}; put some into "
-            "train"
+            f"{image_set.table} has held-out images of classes without training images: {_some(unknown)}; put some "
+            "into train"
         )
     if unknown:
-        lost = set(unknown) & set(parts[0].empty)
-        do = "fill those folders, or give --keep-empty-classes" if lost else "move or rename those folders"
+        has_empty = set(unknown) & set(parts[0].empty)
+        do = "fill those folders, or give --keep-empty-classes" if has_empty else "move or rename those folders"
         raise DataError(f"{layout.val} has classes that are not in {layout.train}: {_some(unknown)}; {do}")
     if len(train) < 2:
-        expected = EXPECTED if gathered.table is None else "give images of two or more classes"
+        expected = EXPECTED if image_set.table is None else "give images of two or more classes"
         raise DataError(f"{layout.train} has images of only one class ({_some(list(train))}); {expected}")
     return tuple(natural(train))
 
 
-def _empty_note(gathered: ImageSet, empty: Sequence[str], kept: bool) -> str:
-    assert gathered.layout.train is not None
-    name, have = gathered.layout.train.name, "has" if len(empty) == 1 else "have"
-    if gathered.table is None:
+def _empty_note(image_set: ImageSet, empty: Sequence[str], kept: bool) -> str:
+    assert image_set.layout.train is not None
+    name, have = image_set.layout.train.name, "has" if len(empty) == 1 else "have"
+    if image_set.table is None:
         found = f"{_some([f'{each}/' for each in empty])} in {name}/ {have} no image files"
     else:
         found = f"{_some(empty)} in {name} {have} no images"
@@ -225,11 +225,12 @@ def _check_classes(
     layout: Layout, names: Sequence[str], train: Files, images: Sequence[Named], probes: Mapping[str, Probe]
 ) -> None:
     present = {label for _, label in images}
-    if lost := [name for i, name in enumerate(names) if i not in present]:
-        tried = {file.name: probes[file.name] for file in train[lost[0]]}
+    if missing := [name for i, name in enumerate(names) if i not in present]:
+        of_class = {file.name: probes[file.name] for file in train[missing[0]]}
         raise DataError(
-            f"{layout.train}: no image of the class {lost[0]} can be read ({len(tried)} files, {first_bad(tried)}); "
-            f"repair the files, or remove {'that folder' if layout.train and layout.train.is_dir() else 'its lines'}"
+            f"{layout.train}: no image of the class {missing[0]} can be read ({len(of_class)} files, "
+            f"{first_bad(of_class)}); repair the files, or remove "
+            f"{'that folder' if layout.train and layout.train.is_dir() else 'its lines'}"
         )
 
 

@@ -118,7 +118,7 @@ def scan_multi(
         warnings.append(f"no training image has {absent}")
     if held and (absent := _absent(names, labels, held)):
         notes.append(f"no held-out image has {absent}")
-    seen = choose_scan_range(probes, decoding, value_range, in_chans)
+    chosen = choose_scan_range(probes, decoding, value_range, in_chans)
     train, val = (tuple(s for s, n in zip(samples, good, strict=True) if (n in held) == side) for side in (False, True))
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "val": []}
     for name in good:
@@ -132,8 +132,8 @@ def scan_multi(
         classes=names,
         train=train,
         val=val,
-        notes=(*notes, *listed.notes, *listed.left.notes(), *seen.notes, *copies.notes()),
-        warnings=(*warnings, *listed.left.warnings(), *seen.warnings, *copies.warnings()),
+        notes=(*notes, *listed.notes, *listed.left.notes(), *chosen.notes, *copies.notes()),
+        warnings=(*warnings, *listed.left.warnings(), *chosen.warnings, *copies.warnings()),
         odd=find_unusual((name, "; ".join(natural(of)), probes[name]) for name, of in listed.labels.items()),
         copies=copies,
         left=listed.left,
@@ -142,7 +142,7 @@ def scan_multi(
         max_pixels=max_pixels,
         cached=cached,
         seconds=time.perf_counter() - start,
-        **probe_facts(listed.root, probes, seen),
+        **probe_facts(listed.root, probes, chosen),
     )
 
 

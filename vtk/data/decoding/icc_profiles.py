@@ -97,8 +97,8 @@ def _conversion(profile: bytes, mode: str) -> tuple[str, Any]:
         if mode == "CMYK":
             return name, change
         before = _ramp() if mode == "L" else _grid()
-        given = before if inside == "L" or mode == "RGB" else before.convert("RGB")
-        after = change.apply(given)
+        source_image = before if inside == "L" or mode == "RGB" else before.convert("RGB")
+        after = change.apply(source_image)
         if mode == "L":
             table = list(after.getchannel("G").tobytes())
             same = all(abs(value - i) <= _NEAR for i, value in enumerate(table))

@@ -10,13 +10,13 @@ from vtk.card import InputSpec
 
 
 class FitInside:
-    """timm's ResizeKeepRatio on the longer side, but a very long, thin image keeps at least one pixel of width."""
+    """timm's ResizeKeepRatio on the longer side, with at least one pixel of width for very thin images."""
 
     def __init__(self, spec: InputSpec) -> None:
         self.size, self.resample = spec.size, str_to_pil_interp(spec.interpolation)
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Resize."""
+        """Return the resized image."""
         scale = min(self.size[0] / image.height, self.size[1] / image.width)
         return image.resize(
             (max(round(image.width * scale), 1), max(round(image.height * scale), 1)), resample=self.resample
@@ -24,7 +24,7 @@ class FitInside:
 
 
 class WholePixels(RandomResizedCropAndInterpolation):  # type: ignore[misc]
-    """timm's random crop, but of a tiny image it takes one pixel where it would round to none."""
+    """timm's random crop, with at least one pixel for tiny images."""
 
     def __init__(self, crop: Any, spec: InputSpec) -> None:
         super().__init__(crop.size, crop.scale, crop.ratio, spec.interpolation)
@@ -42,7 +42,7 @@ def fix_crops(steps: list[Any], spec: InputSpec) -> list[Any]:
 
 
 def fix_posterize(steps: list[Any]) -> None:
-    """At full strength timm asks for 0 bits, an all-black image; newer Pillow refuses that. Keep one bit."""
+    """Limit posterize to at least one bit: timm requests 0 bits at full strength, which newer Pillow refuses."""
     for step in steps:
         policies = [getattr(step, "ops", None) or [], *(getattr(step, "policy", None) or [])]
         for op in (op for ops in policies for op in ops):

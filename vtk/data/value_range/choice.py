@@ -59,8 +59,8 @@ def choose_range(
         return RangeChoice(decoding)
     wide = {name: Values.parse(text) for name, (text, _) in files.items() if text}
     if not wide:
-        said = "`--value-range` has no effect: no image has more than 8 bits"
-        return RangeChoice(decoding, warnings=(said,) if option else ())
+        warning = "`--value-range` has no effect: no image has more than 8 bits"
+        return RangeChoice(decoding, warnings=(warning,) if option else ())
     bands = 1 if in_chans in (1, 3) else max(len(values.bands) for values in wide.values())
     weights = np.array([files[name][1] for name in wide], np.float64)
     tables = [gather_quantiles(list(wide.values()), weights, band if bands > 1 else None) for band in range(bands)]

@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Segments:
-    """Which rows belong to which image, and each image to which task.
+    """Rows of each image, and the task of each image.
 
     Attributes:
         cu_seqlens: (S + 1,) int32 on the device of the rows: 0, and the end row of each segment.
-        task: of each segment: its place in the stacks, ascending.
-        sizes: of each segment: its tokens, prefix tokens included; the same numbers as ``cu_seqlens``, on the host.
+        task: index of each segment's task in the stacks, ascending.
+        sizes: number of tokens of each segment, including prefix tokens; as in ``cu_seqlens``, on the host.
     """
 
     cu_seqlens: Tensor
@@ -24,7 +24,7 @@ class Segments:
 
     @classmethod
     def of(cls, images: Iterable[tuple[int, int, int]], device: torch.device | str = "cpu") -> "Segments":
-        """Make segments from (task, number of images, tokens of an image), the tasks ascending."""
+        """Return segments for (task, number of images, tokens per image), tasks in ascending order."""
         task, sizes = [], []
         for which, count, tokens in images:
             task += [which] * count
@@ -32,7 +32,7 @@ class Segments:
         bounds = list(itertools.accumulate(sizes, initial=0))
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
         if torch.device(device).type == "cuda":
-            if torch.cuda.is_available():  # without a card only kernels are counted, on fake tensors
+            if torch.cuda.is_available():  # without a GPU only kernels are counted, on fake tensors
                 cu_seqlens = cu_seqlens.pin_memory()
             cu_seqlens = cu_seqlens.to(device, non_blocking=True)
         return cls(cu_seqlens, tuple(task), tuple(sizes))

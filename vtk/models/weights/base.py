@@ -28,7 +28,7 @@ class Base:
         file: the file they were read from.
         transforms: transforms in the file's card, applied before it was saved; the new model must get the same, since
             `tensors` have the names from before them.
-        made: new tensors of these transforms in the file, under their final keys.
+        transform_tensors: new tensors of these transforms in the file, under their final keys.
         classes: names of the classifier's rows, in order; empty if unknown.
     """
 
@@ -39,7 +39,7 @@ class Base:
     size: tuple[int, int] | None = None
     file: Path | None = None
     transforms: tuple[Transform, ...] = ()
-    made: Mapping[str, Tensor] = field(default_factory=dict)
+    transform_tensors: Mapping[str, Tensor] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
 
 

@@ -46,7 +46,7 @@ def read_base(
     names = read_names(path, card)
     reference, size = stored_model(name, kwargs, stored, len(names))
     transforms = tuple(card.transforms) if card else ()
-    raw, made, gone = _before(raw, transforms, reference, path)
+    raw, new, gone = _undo_transforms(raw, transforms, reference, path)
     gone = gone | frozenset(absent)
     wanted = reference.state_dict()
     renamed, notes = rename(name, raw, reference, path, gone)
@@ -80,7 +80,7 @@ def read_base(
         tensors, source=str(file), task_names=task, grid=stored.grid if size is None else grid_of(reference), size=size,
         file=file,
     )  # fmt: skip
-    return dataclasses.replace(base, transforms=transforms, made=made, classes=names), notes
+    return dataclasses.replace(base, transforms=transforms, transform_tensors=new, classes=names), notes
 
 
 def random_base(model: nn.Module, seed: int, size: tuple[int, int] | None = None) -> Base:
@@ -98,11 +98,11 @@ def _check_values(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], p
         if not value.is_floating_point() or value.dtype in NARROW:
             raise DataError(f"{path}: `{name}` holds {value.dtype}, its model needs {wanted[name].dtype}")
         if not bool(value.float().isfinite().all()):
-            raise DataError(f"{path}: `{name}` holds numbers that are not finite; its training went wrong")
+            raise DataError(f"{path}: `{name}` has values that are not finite; its training diverged")
 
 
 def _fits(key: str, found: Tensor, needed: Tensor) -> bool:
-    """Equal shapes; patch kernels and tables of relative positions may differ in size: they are resampled on load."""
+    """Return whether shapes match; patch kernels and tables of relative positions are resampled and may differ."""
     if key.endswith("patch_embed.proj.weight") and found.ndim == needed.ndim == 4:
         return found.shape[:2] == needed.shape[:2]
     if key.endswith(f".{RELATIVE}") and found.ndim == needed.ndim == 2:
@@ -110,10 +110,10 @@ def _fits(key: str, found: Tensor, needed: Tensor) -> bool:
     return found.shape == needed.shape
 
 
-def _before(
+def _undo_transforms(
     raw: dict[str, Tensor], transforms: Sequence[Transform], reference: nn.Module, path: Path
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], frozenset[str]]:
-    """Return a file's tensors under the keys from before its transforms, and what these made and took away."""
+    """Return a file's tensors under the keys from before its transforms, their new tensors, and removed keys."""
     if not transforms:
         return raw, {}, frozenset()
     model = copy.deepcopy(reference)
@@ -121,15 +121,17 @@ def _before(
         keys = apply_transforms(model, transforms, {k: k for k in reference.state_dict()})
     except UsageError as error:
         raise DataError(f"{path} was made with `{transforms[-1].op}`, which does not fit --model: {error}") from error
-    made = {k: v for k, v in raw.items() if keys.get(k, k) is None}
+    new = {k: v for k, v in raw.items() if keys.get(k, k) is None}
     for key, needed in model.state_dict().items():
-        if keys[key] is None and (key not in made or made[key].shape != needed.shape):
-            raise DataError(f"{path} lacks `{key}` of shape {tuple(needed.shape)}; was it cut, or is --model wrong?")
-    return {keys.get(k) or k: v for k, v in raw.items() if k not in made}, made, unused(keys, reference)
+        if keys[key] is None and (key not in new or new[key].shape != needed.shape):
+            raise DataError(
+                f"{path} lacks `{key}` of shape {tuple(needed.shape)}; is it complete, and is --model right?"
+            )
+    return {keys.get(k) or k: v for k, v in raw.items() if k not in new}, new, unused(keys, reference)
 
 
 def unused(key_map: Mapping[str, str | None], model: nn.Module) -> frozenset[str]:
-    """Return the tensors of a model that it no longer has after transforms, given the map of these."""
+    """Return the tensors of a model that transforms removed, given their key map."""
     return frozenset(model.state_dict()) - frozenset(filter(None, key_map.values()))
 
 

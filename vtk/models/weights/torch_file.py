@@ -1,7 +1,7 @@
-"""State dicts in torch's own files (``.pth``, ``.pt``, ``.bin``): plain tensors, and no more of them than the file has.
+"""Reads state dicts from torch files (``.pth``, ``.pt``, ``.bin``): plain tensors only, within the file's size.
 
-torch reads with ``weights_only``, which runs no code. Such a file can still hold tensors that no model can be filled
-with, and views that claim any number of bytes of the few that are there.
+torch reads with ``weights_only``, which runs no code. Such a file can still have tensors that no model can use, and
+views that declare far more bytes than the file has.
 """
 
 import warnings
@@ -18,50 +18,50 @@ from vtk.readers import check_plain, reading, short
 
 _NESTED = ("state_dict", "model", "model_state_dict", "teacher")
 _MOST, _SMALL = 4, 64 << 20
-"""Tensors may claim this many times the bytes of the file (weights that are tied count twice), and so many more."""
+"""Tensors may have `_MOST` times the bytes of the file (tied weights count twice) plus `_SMALL`."""
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 NARROW = frozenset(
     getattr(torch, name) for name in dir(torch) if name.startswith("float8_") or name.startswith("float4_")
 )
-"""Types whose values mean nothing without a scale that lies elsewhere."""
+"""Types whose values need a separate scale."""
 _FAULT = "is not a whole torch file"
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:
-    """Read the state dict of a file of torch's; it may lie a level or two down.
+    """Read the state dict of a torch file; it may be nested one or two levels deep.
 
     Raises:
-        DataError: no such file, damaged, without a state dict, with objects that could run code, or with tensors that
-            are sparse, nested, quantised or without values, or claim far more bytes than there are.
+        DataError: no such file, damaged, without a state dict, with objects that could run code, or with tensors
+            that are sparse, nested, quantised or without values, or declare far more bytes than the file has.
     """
     check_plain(path, "one of torch's")
     _check_archive(path)
     with reading(path, _FAULT), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that sparse tensors are in a beta state, of a file that is refused
+        warnings.simplefilter("ignore")  # about sparse tensors, which are refused
         try:
             value = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
             if "global" not in short(error, 10_000).lower():
                 raise
             raise DataError(
-                f"{path} holds Python objects besides tensors, which could run code, so it is not read; where you "
-                "trust it, load it with torch and save its state dict as .safetensors"
+                f"{path} has Python objects besides tensors, which could run code; if you trust the file, load it "
+                "with torch and save its state dict as .safetensors"
             ) from error
         found = _state_dict(value, path)
         claimed = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
     size = path.stat().st_size
     if claimed > _MOST * size + _SMALL:
         raise DataError(
-            f"the tensors of {path} would take {claimed:,} bytes and the file has {size:,}: they repeat values; load "
+            f"the tensors of {path} would need {claimed:,} bytes and the file has {size:,}: they repeat values; load "
             "it with torch and save its state dict as .safetensors"
         )
     return found
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what takes any amount of memory: members that unpack to far more than the file, and empty byte arrays.
+    """Refuse archives that could need unlimited memory: members much larger than the file, and byte arrays.
 
-    torch compresses no member, and no checkpoint has byte arrays, of which a pickle need give the length only.
+    torch does not compress members, and checkpoints have no byte arrays, for which a pickle gives only a length.
     """
     with reading(path, _FAULT):
         if zipfile.is_zipfile(path):

@@ -1,4 +1,4 @@
-"""A live inference server that speaks KServe's v2 protocol (Triton and others), driven and measured from outside."""
+"""Load tests of a live inference server that speaks the KServe v2 protocol (Triton and others)."""
 
 from vtk._lazy import attach
 

@@ -1,4 +1,4 @@
-"""Answers that were kept while a server was busy, and how many of them are wrong.
+"""Checks answers that were kept while a server was under load.
 
 Keeping one costs nothing; it is decoded and compared when the window is over, so that the check is in no request's
 time.

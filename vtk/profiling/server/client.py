@@ -1,4 +1,4 @@
-"""What a load generator needs of a server, whichever protocol it speaks."""
+"""The interface of a KServe v2 client, and the types that its implementations share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ NUMPY: dict[str, Any] = {
     "FP32": np.float32, "FP16": np.float16, "UINT8": np.uint8, "INT8": np.int8, "UINT16": np.uint16, "INT16": np.int16,
     "UINT32": np.uint32, "INT32": np.int32, "FP64": np.float64,
 }  # fmt: skip
-"""KServe's names of the types that images can have."""
+"""NumPy types of images by their KServe names."""
 
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError, MemoryError)
-"""What reading a value of somebody else's raises when it is not built as the protocol has it."""
+"""Exceptions raised when parsing a value that does not follow the protocol."""
 
 
 class RequestFailed(Exception):
-    """The server answered with an error, or not in time."""
+    """The server answered with an error, or too late."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class ModelInfo:
 
     Attributes:
         name: on the server.
-        version: that answers.
-        platform: what runs it, in the server's words.
+        version: the one that answers.
+        platform: inference platform, as the server names it.
         inputs: of a request.
         outputs: of an answer.
     """
@@ -59,9 +59,9 @@ class ModelInfo:
         """
         found = [i for i in self.inputs if i.datatype in NUMPY and len(i.shape) == 4]
         if len(found) != 1:
-            told = ", ".join(f"{i.name} {i.datatype} {list(i.shape)}" for i in self.inputs)
+            inputs = ", ".join(f"{i.name} {i.datatype} {list(i.shape)}" for i in self.inputs)
             raise UsageError(
-                f"`{self.name}` takes {told}; images are one input of four axes, of a floating type or whole numbers"
+                f"the inputs of `{self.name}` are {inputs}; one must be images: four axes, floating point or integers"
             )
         return found[0]
 
@@ -89,7 +89,8 @@ def model_info(name: str, value: Any) -> ModelInfo:
         return ModelInfo(name, version, str(value.get("platform", "")), inputs, outputs)
     except MALFORMED as error:
         raise UnavailableError(
-            f"what the server says of `{name}` is not KServe's v2 protocol; give the address of a server that speaks it"
+            f"the server's description of `{name}` is not of the KServe v2 protocol; give the address of a server that "
+            "speaks it"
         ) from error
 
 

@@ -9,11 +9,11 @@ from vtk.readers import reading
 
 
 def connect(url: str, protocol: str, timeout: float) -> Client:
-    """Connect to a server and make sure that it is there.
+    """Connect to a server and check that it answers.
 
     Raises:
-        UsageError: ``url`` is none.
-        UnavailableError: nobody answers, or not as this protocol has it, or the package for it is missing.
+        UsageError: ``url`` is not a valid address.
+        UnavailableError: no server answers, it speaks another protocol, or the package for it is missing.
     """
     _check_url(url)
     with reading(f"the server at {url}", "does not answer as KServe's protocol has it", "is it such a server?",
@@ -34,11 +34,11 @@ def _check_url(url: str) -> None:
     except ValueError:  # an open bracket, or a port that is none
         right = False
     if not right:
-        raise UsageError(f"`--server` {url[:200]!r} is no address; give HOST:PORT or http://HOST:PORT")
+        raise UsageError(f"`--server` {url[:200]!r} is not a valid address; give HOST:PORT or http://HOST:PORT")
 
 
 def choose_model(client: Client, wanted: str) -> ModelInfo:
-    """Describe the model asked for, or the only one there.
+    """Return the description of the requested model, or of the only one.
 
     Raises:
         UsageError: several, and none was named.
@@ -48,6 +48,6 @@ def choose_model(client: Client, wanted: str) -> ModelInfo:
         return client.info(wanted)
     names = client.models()
     if len(names) != 1:
-        told = ", ".join(names) or "does not say which it has"
-        raise UsageError(f"the server {'has ' if names else ''}{told}; give one as --model")
+        models = "has " + ", ".join(names) if names else "does not list its models"
+        raise UsageError(f"the server {models}; give one as --model")
     return client.info(names[0])

@@ -1,4 +1,4 @@
-"""``profile_server``: a live server, every batch size at every load."""
+"""`profile_server`: measures a live server at every batch size and load."""
 
 import datetime
 import itertools

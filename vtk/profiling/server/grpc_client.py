@@ -30,10 +30,10 @@ class GrpcClient:
         try:
             import tritonclient.grpc as grpc  # type: ignore[import-untyped,unused-ignore]
         except (ImportError, RuntimeError) as error:  # it raises a RuntimeError where its extra is missing
-            told = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0]
             pip = PACKAGES["tritonclient"].install
             raise UnavailableError(
-                f"`--protocol grpc` needs tritonclient[grpc] ({told}): {pip}, or use --protocol http"
+                f"`--protocol grpc` needs tritonclient[grpc] ({reason}): {pip}, or use --protocol http"
             ) from error
         self._grpc, self.timeout = grpc, timeout
         self.url = url.partition("://")[2] or url
@@ -41,7 +41,7 @@ class GrpcClient:
         try:
             self._client.get_server_metadata(client_timeout=timeout)
         except grpc.InferenceServerException as error:
-            raise unreachable(url, _told(error)) from error
+            raise unreachable(url, _reason(error)) from error
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready."""
@@ -56,7 +56,7 @@ class GrpcClient:
         try:
             found = self._client.get_model_metadata(model, client_timeout=self.timeout)
         except self._grpc.InferenceServerException as error:
-            raise UnavailableError(f"{self.url} has no model `{model}` that is ready ({_told(error)})") from error
+            raise UnavailableError(f"{self.url} has no model `{model}` that is ready ({_reason(error)})") from error
         inputs, outputs = (
             tuple(TensorSpec(t.name, t.datatype, tuple(t.shape)) for t in tensors)
             for tensors in (found.inputs, found.outputs)
@@ -94,7 +94,7 @@ class GrpcClient:
         try:
             return self._client.infer(**request, client_timeout=self.timeout)
         except self._grpc.InferenceServerException as error:
-            raise RequestFailed(_told(error)) from error
+            raise RequestFailed(_reason(error)) from error
 
     def decode(self, answer: Any, output: str) -> "np.ndarray[Any, Any]":
         """Return one output of an answer."""
@@ -111,5 +111,5 @@ class GrpcClient:
         self._client.close()
 
 
-def _told(error: Any) -> str:
+def _reason(error: Any) -> str:
     return " ".join(str(error.message()).split())[:200]

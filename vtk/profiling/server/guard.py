@@ -1,4 +1,4 @@
-"""The boundary around a server's client: whatever an answer does to a parser is an answer that cannot be used."""
+"""Guards a client against malformed answers: whatever a parser raises becomes one of the errors of `Client`."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ _LARGEST = 1 << 28
 
 
 class GuardedClient:
-    """A client that raises nothing but what `Client` says, and returns nothing but what it says.
+    """A client that raises and returns only what `Client` documents.
 
     Args:
         client: for the protocol.
@@ -37,12 +37,12 @@ class GuardedClient:
 
     def info(self, model: str) -> ModelInfo:
         """Describe a model."""
-        with self._told(f"what it is to say of `{model}`"):
+        with self._readable(f"its description of `{model}`"):
             found = self._client.info(model)
             for spec in (*found.inputs, *found.outputs):
                 _check(spec)
             if not isinstance(found.version, str) or not isinstance(found.platform, str):
-                raise TypeError("version and platform are no texts")
+                raise TypeError("version or platform is not a string")
             return found
 
     def counters(self, info: ModelInfo) -> Counters | None:
@@ -56,7 +56,7 @@ class GuardedClient:
 
     def request(self, info: ModelInfo, pool: Pool, number: int, batch: int, texts: Mapping[str, str]) -> Any:
         """Encode a request."""
-        with self._told(f"its description of `{info.name}`"):
+        with self._readable(f"its description of `{info.name}`"):
             return self._client.request(info, pool, number, batch, texts)
 
     def infer(self, request: Any) -> Any:
@@ -77,7 +77,7 @@ class GuardedClient:
         except Exception as error:
             raise RequestFailed(f"the answer cannot be read ({short(error)})") from error
         if not isinstance(found, np.ndarray) or found.ndim < 1 or found.dtype.kind not in "fiub":
-            raise RequestFailed(f"`{output}` of the answer is no array of numbers with a row for each image")
+            raise RequestFailed(f"`{output}` of the answer is not a numeric array with one row per image")
         return found
 
     def close(self) -> None:
@@ -85,23 +85,23 @@ class GuardedClient:
         self._client.close()
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _readable(self, what: str) -> Iterator[None]:
         try:
             yield
         except VtkError:
             raise
         except Exception as error:
             raise UnavailableError(
-                f"the server at {self._url} cannot be used: {what} cannot be read ({short(error)}); is it one of "
-                "KServe's protocol?"
+                f"the server at {self._url} cannot be used: {what} cannot be read ({short(error)}); does it speak "
+                "the KServe protocol?"
             ) from error
 
 
 def _check(spec: TensorSpec) -> None:
     if not isinstance(spec.name, str) or not isinstance(spec.datatype, str):
-        raise TypeError("a tensor's name or type is no text")
+        raise TypeError("a tensor's name or type is not a string")
     numbers = 1
     for side in spec.shape[1:]:
         numbers *= max(side, 1)
     if numbers > _LARGEST or len(spec.shape) > 16:
-        raise ValueError(f"`{spec.name[:60]}` is of more than {_LARGEST:,} numbers an image")
+        raise ValueError(f"`{spec.name[:60]}` has more than {_LARGEST:,} values per image")

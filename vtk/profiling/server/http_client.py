@@ -1,4 +1,4 @@
-"""KServe v2 over HTTP with the standard library: one kept connection for each thread, tensors as bytes.
+"""KServe v2 over HTTP with the standard library: one persistent connection per thread, binary tensors.
 
 tritonclient's HTTP client was not taken: it runs on gevent, whose green threads would all share one processor thread
 with the clock that times them.
@@ -62,7 +62,7 @@ class HttpClient:
             # without this extension tensors are lists of numbers in JSON
             self.binary = "binary_tensor_data" in (meta.get("extensions") or [])
         except (RequestFailed, *_LOST, *MALFORMED) as error:
-            raise unreachable(url, _told(error)) from error
+            raise unreachable(url, _reason(error)) from error
 
     def models(self) -> list[str]:
         """Return the names of the models that are ready (an extension of Triton's)."""
@@ -77,7 +77,7 @@ class HttpClient:
         try:
             return model_info(model, self._json("GET", f"/v2/models/{urllib.parse.quote(model, safe='')}"))
         except (RequestFailed, *_LOST) as error:
-            raise UnavailableError(f"{self.url} has no model `{model}` that is ready ({_told(error)})") from error
+            raise UnavailableError(f"{self.url} has no model `{model}` that is ready ({_reason(error)})") from error
 
     def counters(self, info: ModelInfo) -> Counters | None:
         """Return the server's statistics (an extension of Triton's)."""
@@ -103,7 +103,7 @@ class HttpClient:
         try:
             reply = self._exchange("POST", request, self.timeout)
         except _LOST as error:
-            raise RequestFailed(_told(error)) from error
+            raise RequestFailed(_reason(error)) from error
         return reply.headers.get(_LENGTH), reply.body
 
     def decode(self, answer: Any, output: str) -> "np.ndarray[Any, Any]":
@@ -222,6 +222,6 @@ def _short(text: bytes) -> str:
     return " ".join(text[:200].decode("utf-8", "replace").split())
 
 
-def _told(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, (RequestFailed, TimeoutError)) and text else f"{type(error).__name__}: {text}"

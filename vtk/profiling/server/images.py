@@ -1,4 +1,4 @@
-"""The images that a server is sent: their size and type, and the values of the model's other inputs."""
+"""Images for a server: their size and type, and the values of the model's other inputs."""
 
 from typing import Any
 

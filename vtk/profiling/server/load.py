@@ -1,4 +1,4 @@
-"""Closed and open loops of requests, and what their times are.
+"""Closed and open loops of requests, and their latencies.
 
 Closed: so many clients, each sends its next request when it has its answer. A server that stalls is asked less often
 while it stalls, so few requests see the stall (coordinated omission): the percentiles flatter it.

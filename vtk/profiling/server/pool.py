@@ -1,4 +1,4 @@
-"""Different images, and requests of them of which no two are equal.
+"""Pool of images, and requests of them of which no two are equal.
 
 A server that keeps answers would look quick if requests came again, so each request has a number of its own, written
 into the lowest bits of the first 32 values of its images: at most a rounding, so that the right answer stays known. The

@@ -1,4 +1,4 @@
-"""The table on the terminal, ``server.json`` and a page of one file."""
+"""Prints the result of a load test, and writes ``server.json`` and a self-contained page."""
 
 import base64
 import itertools
@@ -27,7 +27,7 @@ COLUMNS = ("batch", "load", "images/s", "p50", "p90", "p99", "queue", "compute",
 
 
 def print_result(result: ServerResult) -> None:
-    """Print a row for every load, what the numbers mean, and the answer to the budget."""
+    """Print a row for every load, the notes, and the choice for the budget."""
     console.say(heading(result), style="bold")
     rows = [row(level) for level in ordered(result) if level.status == "ok"]
     console.table("times in ms", COLUMNS, rows, left=(1,))
@@ -75,12 +75,12 @@ def page(result: ServerResult) -> str:
         f"<dt class=dim>{k}</dt><dd>{escape(v)}</dd>"
         for k, v in (("command", result.command), ("date", result.date)) if v
     )  # fmt: skip
-    parts.append(f"<h2>Made with</h2><dl>{facts}</dl>")
+    parts.append(f"<h2>Environment</h2><dl>{facts}</dl>")
     return document(f"{result.model}: a server under load", "\n".join(parts))
 
 
 def heading(result: ServerResult) -> str:
-    """Return what was driven."""
+    """Return model, version, platform and address in one line."""
     version = f" version {result.version}" if result.version else ""
     platform = f", {result.platform}" if result.platform else ""
     return f"{result.model}{version}{platform} at {result.server} ({result.protocol})"
@@ -108,7 +108,7 @@ def _short(value: float | None) -> str:
 
 
 def notes(result: ServerResult) -> list[str]:
-    """Return what a reader must know to judge the numbers."""
+    """Return the notes below the table."""
     found = [f"answers: {result.reference}.", f"sent: {result.inputs}."]
     if answered := sum(level.requests for level in result.levels):
         checked = sum(level.checked for level in result.levels)
@@ -116,16 +116,16 @@ def notes(result: ServerResult) -> list[str]:
     loops = {level.loop for level in result.levels}
     if "closed" in loops:
         found.append(
-            "clients (closed loop): each sends its next request when it has its answer; a server that stalls is asked "
-            "less meanwhile, so these percentiles flatter it."
+            "clients (closed loop): each sends its next request when it has its answer; a stalled server gets fewer "
+            "requests, so these percentiles are optimistic."
         )
     if "open" in loops:
         found.append(
             "req/s (open loop): requests are due at random times (Poisson) and timed from then on, so that a stall "
-            "counts for all who would have come (no coordinated omission)."
+            "counts for every request due meanwhile (no coordinated omission)."
         )
     if any(level.queue_ms is not None for level in result.levels):
-        found.append("queue, compute, joined: by the server's own statistics, means over this load's requests.")
+        found.append("queue, compute, joined: the server's own statistics, means over the requests of this load.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What driving a server found: plain values, and what follows from them."""
+"""The result of a load test: plain values, and what follows from them."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -124,7 +124,7 @@ class ServerResult:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes numbers doubtful, one line each."""
-        found = ["stopped before it was done: loads are missing"] if self.stopped else []
+        found = ["stopped early: loads are missing"] if self.stopped else []
         for level in self.levels:
             place = f"batch {level.batch}, {level.load}"
             if level.failed:
@@ -136,7 +136,7 @@ class ServerResult:
             if level.stable is False:
                 found.append(
                     f"{place}: unstable: the last three windows' medians differ by {100 * (level.spread or 0):.0f} %, "
-                    f"allowed {self.stability_pct:g} %; give more --duration"
+                    f"allowed {self.stability_pct:g} %; use a longer --duration"
                 )
             if level.late > 0.01:
                 found.append(

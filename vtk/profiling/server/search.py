@@ -1,4 +1,4 @@
-"""The concurrency at which a server answers most images per second within a latency budget."""
+"""Searches for the concurrency with the highest throughput within a latency budget."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Requests to one model under each load, and what their answers should be: compared when idle, under load and after."""
+"""Sends requests to one model under load, and compares the answers when idle, under load and after."""
 
 import itertools
 import os

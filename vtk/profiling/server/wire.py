@@ -1,4 +1,4 @@
-"""One kept HTTP/1.1 connection with a deadline for a whole request: connecting, sending, and every byte of the answer.
+"""A persistent HTTP/1.1 connection with one deadline for connecting, sending and every byte of the answer.
 
 The timeout of a socket is for one operation and starts anew with each byte that arrives, so a server that sends one
 byte a second is never late. Here each operation gets what is left until the deadline. Requests go out as they lie in

@@ -1,4 +1,4 @@
-"""The training engine: the loop, its optimisers, number formats, processes and callbacks."""
+"""The training engine: the loop, its optimizers, number formats, processes and callbacks."""
 
 from vtk._lazy import attach
 

@@ -15,7 +15,7 @@ class Callbacks:
     """Those of a run.
 
     Args:
-        given: by the user; they are called last.
+        user: of the user; they are called last.
         own: of the run itself: tables, trackers, progress.
         control: shared with the callbacks of other tasks of the run.
         task: name of the task, in a run of several.
@@ -26,23 +26,23 @@ class Callbacks:
 
     def __init__(
         self,
-        given: Sequence[Callback] = (),
+        user: Sequence[Callback] = (),
         own: Sequence[Callback] = (),
         control: Control | None = None,
         task: str = "",
     ) -> None:
-        self.given = check_callbacks(given)
+        self.user = check_callbacks(user)
         self.own, self.control, self.task = tuple(own), control or Control(), task
         self._waiting: list[Callable[[Callback], None]] = []
 
     @property
     def all(self) -> tuple[Callback, ...]:
         """The run's own, then the user's."""
-        return (*self.own, *self.given)
+        return (*self.own, *self.user)
 
     def beside(self, *own: Callback) -> "Callbacks":
         """Return the user's callbacks with other ones of the run, under the same control."""
-        return Callbacks(self.given, own, self.control, self.task)
+        return Callbacks(self.user, own, self.control, self.task)
 
     def attach(self, *own: Callback) -> None:
         """Let these be the run's own from now on."""
@@ -87,7 +87,7 @@ class Callbacks:
         """Make the pending calls of the user's callbacks: once all is saved, so that no error of theirs loses it."""
         waiting, self._waiting = self._waiting, []
         for call in waiting:
-            for callback in self.given:
+            for callback in self.user:
                 call(callback)
 
     def end(self) -> None:
@@ -103,25 +103,25 @@ class Callbacks:
         return bool(ranks.sum(torch.tensor(float(self.control.stop), device=ranks.device)))
 
 
-def check_callbacks(given: Sequence[Callback]) -> tuple[Callback, ...]:
+def check_callbacks(user: Sequence[Callback]) -> tuple[Callback, ...]:
     """Return callbacks as a tuple.
 
     Raises:
         UsageError: an object that is no callback.
     """
-    for one in given if isinstance(given, (list, tuple)) else (given,):
+    for one in user if isinstance(user, (list, tuple)) else (user,):
         if not isinstance(one, Callback):
             raise UsageError(f"`callbacks` has {one!r:.80}; give a list of objects of subclasses of vtk.Callback")
-    if isinstance(given, Callback):
-        raise UsageError(f"`callbacks` is a {type(given).__name__}; give a list: callbacks=[…]")
-    return tuple(given)
+    if isinstance(user, Callback):
+        raise UsageError(f"`callbacks` is a {type(user).__name__}; give a list: callbacks=[…]")
+    return tuple(user)
 
 
-def main_callbacks(given: Sequence[Callback], ranks: Ranks) -> Callbacks:
+def main_callbacks(user: Sequence[Callback], ranks: Ranks) -> Callbacks:
     """Return a user's callbacks for the main process, and none for the others.
 
     Raises:
         UsageError: an object that is no callback.
     """
-    callbacks = Callbacks(given)
+    callbacks = Callbacks(user)
     return callbacks if ranks.main else Callbacks()

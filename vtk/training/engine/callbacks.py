@@ -22,7 +22,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Info:
-    """What every callback gets.
+    """Base of the arguments of callbacks.
 
     Attributes:
         epoch: from 1.
@@ -62,7 +62,7 @@ class EpochStart(Info):
 
 @dataclass(frozen=True)
 class StepInfo(Info):
-    """After a step of the optimiser.
+    """After a step of the optimizer.
 
     Attributes:
         step: of the run, from 1.
@@ -140,7 +140,7 @@ class Callback:
         """Before the first step of an epoch."""
 
     def on_step(self, info: StepInfo) -> None:
-        """After each step of the optimiser."""
+        """After each step of the optimizer."""
 
     def on_steps_end(self) -> None:
         """After the last step of an epoch, before it is evaluated; also where an error ends the epoch."""

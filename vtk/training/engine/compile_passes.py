@@ -34,7 +34,7 @@ def check_compile(on: bool) -> None:
 class CompiledForward:
     """Compiles the forward pass of a model for the time of an epoch's steps.
 
-    A batch that is not full would be a program of its own: where the sizes differ, the first program is made for any
+    A batch that is not full would be a program of its own: if the sizes differ, the first program is compiled for any
     number of images. One image remains a case apart, as torch has it.
 
     Args:
@@ -99,8 +99,10 @@ class CompiledForward:
         if show and self.programs > before:
             self._tell(self.programs - before, sum(counters.values()) - broken, list(counters))
 
-    def _tell(self, made: int, breaks: int, reasons: Sequence[str]) -> None:
-        console.say(f"--compile: {made} {'program' if made == 1 else 'programs'} compiled, {self.programs} in all")
+    def _tell(self, compiled: int, breaks: int, reasons: Sequence[str]) -> None:
+        console.say(
+            f"--compile: {compiled} {'program' if compiled == 1 else 'programs'} compiled, {self.programs} in all"
+        )
         if breaks:
             why = next(iter(reasons[-1].splitlines()), "")
             console.warn(f"--compile: {type(self.model).__name__} is compiled in pieces, {breaks} breaks ({why})")

@@ -1,6 +1,6 @@
 """The one training loop. New kinds of training are an objective, a stream or a step rule, never a second loop.
 
-Several tasks that share frozen weights are several learners in one loop: each has its parameters, optimiser, clipping
+Several tasks that share frozen weights are several learners in one loop: each has its parameters, optimizer, clipping
 and learning rate, and a step updates those whose images it holds.
 """
 
@@ -50,7 +50,7 @@ def fit(
     Args:
         model: fp32; it is moved to the device and prepared for ``precision`` in place.
         objective: what to minimise.
-        streams: sources of batches; each optimiser step takes ``accumulate`` batches of one stream, and streams take
+        streams: sources of batches; each optimizer step takes ``accumulate`` batches of one stream, and streams take
             turns in proportion to their length.
         config: epochs, learning rate and the like.
         precision: number formats.
@@ -64,7 +64,7 @@ def fit(
             holds images of several. By default the whole model learns from all streams, one at a time.
         enough: called before each epoch; true ends the run. All processes must return the same.
         callbacks: called after every step; their calls after epochs and files are of the caller. They may stop the run.
-        max_steps: optimiser steps of the whole run, if its epochs have more; the learning rate falls within them.
+        max_steps: optimizer steps of the whole run, if its epochs have more; the learning rate falls within them.
         saves: when and how to save within an epoch, and the signals that end the run; by default neither.
 
     Returns:

@@ -36,9 +36,9 @@ class _Gather(torch.autograd.Function):
         # tensors of a message have one size: short ones are filled up, and cut again
         filled = own.new_zeros(max(sizes), *own.shape[1:])
         filled[: len(own)] = own
-        found = [torch.empty_like(filled) for _ in sizes]
-        dist.all_gather(found, filled)
-        return torch.cat([rows[:size] for rows, size in zip(found, sizes, strict=True)])
+        parts = [torch.empty_like(filled) for _ in sizes]
+        dist.all_gather(parts, filled)
+        return torch.cat([rows[:size] for rows, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

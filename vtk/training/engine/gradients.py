@@ -1,4 +1,4 @@
-"""The gradients of one optimiser step, as a step rule asks for them: forward pass by forward pass, or all at once."""
+"""The gradients of one optimizer step, as a step rule asks for them: forward pass by forward pass, or all at once."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from vtk.training.objectives.base import JointObjective, Objective
 
 @dataclass(frozen=True)
 class Means:
-    """What gradients are computed with, the same for every step of a run.
+    """Model, objective and number formats of the gradients of a run.
 
     Attributes:
         model: whose forward pass is run.
@@ -36,7 +36,7 @@ class Means:
 
 
 class Gradients:
-    """Gradients of the batches of one optimiser step.
+    """Gradients of the batches of one optimizer step.
 
     A rule calls this object, which is all that plain training does, or it puts the gradients together itself: `clear`,
     `add` for each forward pass as often as it likes, `finish`. A part that is added again draws the same random numbers
@@ -116,8 +116,8 @@ class Gradients:
     def sum_over_ranks(self) -> None:
         """Sum the gradients of several learners over all processes; DistributedDataParallel has done so for one."""
         if self.means.joint:
-            found = [p.grad for learner in self.learners for p in learner.parameters if p.grad is not None]
-            self.means.ranks.add(found)
+            gradients = [p.grad for learner in self.learners for p in learner.parameters if p.grad is not None]
+            self.means.ranks.add(gradients)
 
     def finish(self) -> None:
         """Make the gradients what the update takes: summed over processes, divided by the loss's factor."""

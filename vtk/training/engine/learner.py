@@ -1,4 +1,4 @@
-"""A learner: parameters that one optimiser steps, with their clipping and their learning rate."""
+"""A learner: parameters that one optimizer steps, with their clipping and their learning rate."""
 
 from typing import Any, Protocol
 
@@ -46,7 +46,7 @@ class Learner:
     Args:
         name: of the task; empty where there is only one.
         model: holds the parameters.
-        config: optimiser, learning rate and clipping.
+        config: optimizer, learning rate and clipping.
         steps: of the whole run.
 
     Attributes:
@@ -54,8 +54,8 @@ class Learner:
         parameters: those that require gradients.
         optimizer: over them.
         schedule: of its learning rate.
-        in_row: updates that were left out since the latest that was not.
-        lr: highest learning rate of the latest update, without the head's factor.
+        in_row: updates skipped in a row until the latest.
+        lr: peak learning rate of the latest update, without the multiplier of the head.
         buffers: those that training changes.
         ema: average of the parameters and of the buffers that training changes; None without ``config.ema``.
     """
@@ -83,7 +83,7 @@ class Learner:
             self.ema.load_state_dict(ema)
 
     def update(self, scaler: LossScaler) -> bool:
-        """Clip the gradients, step the optimiser, advance the learning rate.
+        """Clip the gradients, step the optimizer, advance the learning rate.
 
         Returns:
             Whether it did: with gradients that are not finite the step is left out as if it had not been, and the

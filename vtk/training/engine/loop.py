@@ -1,4 +1,4 @@
-"""The training loop: the steps of an epoch, and its row of numbers. `vtk.training.engine.fitting.fit` drives it."""
+"""The training loop: the steps of an epoch, and its row of numbers. `fit` drives it."""
 
 import contextlib
 import time

@@ -23,7 +23,7 @@ class LoopState:
 
     Args:
         model: of the run.
-        learners: their optimisers, schedules and averages.
+        learners: their optimizers, schedules and averages.
         precision: its loss scaler.
         objective: its random numbers.
         ranks: this process and the others.

@@ -16,7 +16,7 @@ SMALLEST = 1.0
 
 
 class LossScaler(Protocol):
-    """What the engine asks around backward passes and optimiser steps.
+    """What the engine asks around backward passes and optimizer steps.
 
     Attributes:
         skips: whether a step may be left out.
@@ -32,13 +32,13 @@ class LossScaler(Protocol):
         """Return what backward is called on."""
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimiser's gradients, once after all backward passes; they may then be computed anew."""
+        """Divide the optimizer's gradients, once after all backward passes; they may then be computed anew."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Let the optimiser step if every gradient since its last step was finite; return whether it did."""
+        """Let the optimizer step if every gradient since its last step was finite; return whether it did."""
 
     def update(self) -> None:
-        """Adapt the factor, once all optimisers of a step have had their turn."""
+        """Adapt the factor, once all optimizers of a step have had their turn."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
@@ -61,7 +61,7 @@ class NoScaler:
         """Do nothing."""
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Let the optimiser step."""
+        """Let the optimizer step."""
         optimizer.step()
         return True
 
@@ -79,8 +79,8 @@ class NoScaler:
 class DynamicScaler:
     """torch's GradScaler, for step rules that compute gradients more than once before they step.
 
-    GradScaler divides the gradients of an optimiser once per step. A rule that looks at gradients, moves the weights
-    and asks for gradients again (SAM) needs it twice, so each time the scaler is shown a new view of the optimiser. The
+    GradScaler divides the gradients of an optimizer once per step. A rule that looks at gradients, moves the weights
+    and asks for gradients again (SAM) needs it twice, so each time the scaler is shown a new view of the optimizer. The
     views are stepped in a chain, last first: GradScaler stops it at the first with a gradient that is not finite.
 
     With several processes gradients are summed before they are divided, so all see the same overflow and skip alike.
@@ -109,17 +109,17 @@ class DynamicScaler:
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the optimiser's gradients by the factor and note whether all are finite."""
+        """Divide the optimizer's gradients by the factor and note whether all are finite."""
         views = self._views.setdefault(id(optimizer), [])
         view = _View(self._scaler, optimizer, views[-1] if views else None)
         self._scaler.unscale_(view)  # type: ignore[arg-type]
         views.append(view)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Let the optimiser step if every gradient since its last step was finite.
+        """Let the optimizer step if every gradient since its last step was finite.
 
         Returns:
-            Whether the optimiser stepped.
+            Whether the optimizer stepped.
 
         Raises:
             ValueError: `unscale` was not called since the last step.
@@ -145,7 +145,7 @@ class DynamicScaler:
 
 
 class _View:
-    """What GradScaler reads of an optimiser; stepping it steps the view before it, the first one the optimiser."""
+    """What GradScaler reads of an optimizer; stepping it steps the view before it, the first one the optimizer."""
 
     def __init__(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, before: "_View | None") -> None:
         self.param_groups = optimizer.param_groups

@@ -13,14 +13,14 @@ from torch import nn
 from vtk.errors import UnavailableError, UsageError
 from vtk.models.arguments import parse_pairs
 
-_PACKAGES = {"bnb": "bitsandbytes", "fused": "NVIDIA's apex"}  # timm's prefixes of other people's optimisers
+_PACKAGES = {"bnb": "bitsandbytes", "fused": "NVIDIA's apex"}  # timm's prefixes of other people's optimizers
 _OWN = {
     "lr": "--lr", "weight_decay": "--weight-decay", "momentum": "--momentum", "params": "--train",
 }  # fmt: skip
 
 
 def check_optimizer(name: str, kwargs: Sequence[str] = ()) -> None:
-    """Refuse an optimiser that cannot be used, before anything is read.
+    """Refuse an optimizer that cannot be used, before anything is read.
 
     Raises:
         UsageError: timm has none of that name, it needs a loop of its own, or it has no such argument.
@@ -32,7 +32,7 @@ def check_optimizer(name: str, kwargs: Sequence[str] = ()) -> None:
 def create(
     groups: list[dict[str, Any]], name: str, kwargs: Sequence[str], *, lr: float, momentum: float
 ) -> torch.optim.Optimizer:
-    """Return the optimiser ``name`` over parameter groups that have their own learning rates and weight decay.
+    """Return the optimizer ``name`` over parameter groups that have their own learning rates and weight decay.
 
     torch's own ones keep their fast path: neither ``foreach`` nor ``fused`` is set, so torch chooses.
 
@@ -41,7 +41,7 @@ def create(
         name: of timm; see ``timm.optim.list_optimizers``.
         kwargs: further arguments as ``key=value``.
         lr: learning rate of groups without one.
-        momentum: of optimisers that have one.
+        momentum: of optimizers that have one.
 
     Raises:
         UsageError: see `check_optimizer`.
@@ -86,7 +86,7 @@ def parse_opt_kwargs(words: Sequence[str]) -> dict[str, Any]:
 
 
 def state_floats(name: str, kwargs: Sequence[str] = ()) -> float:
-    """Return how many fp32 numbers an optimiser keeps for each weight of a large matrix, by letting it do one step."""
+    """Return how many fp32 numbers an optimizer keeps for each weight of a large matrix, by letting it do one step."""
     if name == "adamw":  # the usual one; measuring gives the same
         return 2.0
     weight = nn.Parameter(torch.zeros(64, 128))

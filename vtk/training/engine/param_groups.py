@@ -1,4 +1,4 @@
-"""Optimiser and learning rate: timm's parameter groups, a factor for the head, cosine with warm-up."""
+"""Optimizer and learning rate: timm's parameter groups, a factor for the head, cosine with warm-up."""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -96,7 +96,7 @@ def describe_rates(model: nn.Module, config: OptimConfig) -> str:
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Return timm's optimiser of that name over the trainable parameters.
+    """Return timm's optimizer of that name over the trainable parameters.
 
     Raises:
         UsageError: there is none, or this loop cannot drive it.
@@ -122,5 +122,5 @@ def lr_factor(step: int, total: int, warmup: float, floor: float, schedule: str 
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, total: int) -> LambdaLR:
-    """Return a schedule that is stepped once per optimiser step, ``total`` times in all."""
+    """Return a schedule that is stepped once per optimizer step, ``total`` times in all."""
     return LambdaLR(optimizer, lambda step: lr_factor(step, total, config.warmup, config.min_lr, config.schedule))

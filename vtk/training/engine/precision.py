@@ -2,7 +2,7 @@
 
 Autocast over fp32 weights keeps a copy of every weight it casts. The regime here stores frozen weights in 16 bits,
 once, and casts each trained fp32 master once per forward pass, inside autograd, so that gradients arrive and add up in
-fp32. The optimiser, clipping and packs see masters only. fp16 also has a loss scaler.
+fp32. The optimizer, clipping and packs see masters only. fp16 also has a loss scaler.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ PrecisionName = Literal["fp32", "bf16", "fp16"]
 
 
 class Precision(Protocol):
-    """How numbers are stored and computed during one run.
+    """Number formats of storage and computation during one run.
 
     Attributes:
         name: as on the command line.
@@ -34,7 +34,7 @@ class Precision(Protocol):
         """Change ``model`` (already on its device) in place; ``trained`` names its trainable parameters."""
 
     def share(self, other: "Precision") -> None:
-        """Take over what ``other`` knows of tensors that both models have; called before `prepare`."""
+        """Share the records of ``other`` on tensors that both models have; called before `prepare`."""
 
     def before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Run before each forward pass, as a hook: get trained tensors and inputs ready, return the inputs."""
@@ -84,7 +84,7 @@ class _Half:
 
     The cast tensor shadows its master: it is put into the module's ``__dict__``, where Python finds it before it asks
     ``nn.Module`` for the parameter of that name. ``named_parameters`` and ``state_dict`` still give the master, so
-    optimisers and DDP need to know nothing. The casts stay in place until the next forward pass, because gradient
+    optimizers and DDP need to know nothing. The casts stay in place until the next forward pass, because gradient
     checkpointing runs blocks again during backward.
 
     A BatchNorm that trains keeps its weights and statistics in fp32 while training (16 bits are too few digits for a
@@ -186,9 +186,9 @@ class _Half:
         """
         result = {}
         for name, tensor in model.state_dict().items():
-            given, now = self._frozen.get(name), _to_cpu(tensor)
-            same = given is not None and torch.equal(now.view(torch.int16), given.to(self.dtype).view(torch.int16))
-            result[name] = given if given is not None and same else now
+            before, now = self._frozen.get(name), _to_cpu(tensor)
+            same = before is not None and torch.equal(now.view(torch.int16), before.to(self.dtype).view(torch.int16))
+            result[name] = before if before is not None and same else now
         return result
 
 

@@ -149,9 +149,9 @@ def open_ranks(device: str) -> Ranks:
         UsageError: the processes are not connected, or the device has no known name.
         UnavailableError: the device is not here.
     """
-    found = find_device(device)
+    local = find_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Ranks(found)
+        return Ranks(local)
     if ":" in device:
         raise UsageError(f"`--device` {device}: with several processes each takes its own GPU; give cuda or cpu")
-    return AccelerateRanks(cpu=found.type == "cpu")
+    return AccelerateRanks(cpu=local.type == "cpu")

@@ -14,7 +14,7 @@ from vtk.training.policies.census import Census
 
 @dataclass(frozen=True)
 class FitState:
-    """What a run needs besides the model's tensors in order to go on after an epoch, or within one.
+    """State of a run after an epoch or within one, besides the model's tensors.
 
     Attributes:
         epoch: epochs done.
@@ -39,7 +39,7 @@ class FitState:
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """What `fit` hands to ``on_epoch``.
+    """Argument of the ``on_epoch`` of `fit`.
 
     Attributes:
         epoch: epochs done, from 1.
@@ -83,7 +83,7 @@ class FitResult:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What a run left behind.
+    """Result of a run.
 
     Attributes:
         out: folder of the run.
@@ -149,7 +149,7 @@ class FinetuneResult:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run that trained a whole model left behind.
+    """Result of a run that trained a whole model.
 
     Attributes:
         out: folder of the run.

@@ -19,10 +19,10 @@ from vtk.training.engine.result import FitResult, FitState
 from vtk.training.options.running import Interval
 
 SIGNALS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-"""What ends a run in good order, with the handler that Python has for it; where there is another one, it stays."""
+"""Signals that stop a run cleanly, with Python's own handlers; a handler of the program stays."""
 
 _TOGETHER = 2.0
-"""Seconds in which a process of several may hear of one stop twice: from the terminal, and from torchrun."""
+"""Seconds within which one stop may reach a process twice: from the terminal, and from torchrun."""
 
 
 class Interrupted(Exception):

@@ -34,7 +34,7 @@ def single_images(model: nn.Module, batches: Sequence[Batch]) -> Iterator[None]:
 
 
 Step = tuple[tuple[int, list[int]], ...]
-"""One optimiser step: (stream, sizes of its batches) for each stream that takes part."""
+"""One optimizer step: (stream, sizes of its batches) for each stream that takes part."""
 
 
 def count_images(step: Step) -> int:
@@ -53,7 +53,7 @@ def count_batches(steps: Sequence[Step], streams: int) -> list[int]:
 
 @dataclass
 class Part:
-    """What one forward pass of a step takes: a batch of every stream that has one left.
+    """The batches of one forward pass of a step: one of every stream that has one left.
 
     Attributes:
         batches: of streams in ascending order; a rule may put others in their place.
@@ -66,7 +66,7 @@ class Part:
     random: tuple[Tensor, ...] | None = None
 
     def play(self, device: torch.device) -> None:
-        """Call before a forward pass: draw what the first one drew."""
+        """Restore the random states of the first forward pass; call it before each pass."""
         generators = [torch.default_generator]
         if device.type == "cuda":
             generators.append(torch.cuda.default_generators[device.index or 0])
@@ -111,7 +111,7 @@ class Feed:
 
 
 def plan_steps(sizes: Sequence[Sequence[int]], accumulate: int) -> list[tuple[int, list[int]]]:
-    """Return (stream, batch sizes) of each optimiser step of an epoch; streams take turns evenly over the epoch."""
+    """Return (stream, batch sizes) of each optimizer step of an epoch; streams take turns evenly over the epoch."""
     steps = []
     for stream, batches in enumerate(sizes):
         groups = _groups(batches, accumulate)
@@ -121,7 +121,7 @@ def plan_steps(sizes: Sequence[Sequence[int]], accumulate: int) -> list[tuple[in
 
 
 class EpochSteps:
-    """The optimiser steps of every epoch of a run.
+    """The optimizer steps of every epoch of a run.
 
     Args:
         sizes: of the batches of each stream, of all processes.
@@ -171,12 +171,12 @@ class EpochSteps:
 
 
 def planned_epochs(epochs: int, steps: int, max_steps: int | None) -> int:
-    """Return how many epochs of so many steps a run begins that ends after ``max_steps`` of them, or ``epochs``."""
+    """Return the number of epochs that a run begins: at most ``epochs``, and those of ``max_steps`` steps."""
     return epochs if max_steps is None else min(epochs, -(-max_steps // steps))
 
 
 def plan_joint(sizes: Sequence[Sequence[int]], accumulate: int, seed: int) -> list[Step]:
-    """Return the optimiser steps of an epoch that several streams share: each has every stream that is drawn for it.
+    """Return the optimizer steps of an epoch that several streams share: each has every stream that is drawn for it.
 
     There are as many steps as the longest stream has groups of ``accumulate`` batches. A shorter stream is drawn for as
     many of them as it has groups, one in each of equal stretches of the epoch, where the seed says. It says the same to

@@ -7,20 +7,20 @@ from vtk.training.engine.gradients import Gradients
 
 
 class StepRule(Protocol):
-    """How gradients become an update.
+    """Turns gradients into an update.
 
     Attributes:
-        passes: how often a step runs its batches forward and backward.
+        passes: forward and backward passes of a step over its batches.
     """
 
     passes: int
 
     def step(self, gradients: Gradients, update: Callable[[], None]) -> None:
-        """Do one optimiser step.
+        """Do one optimizer step.
 
         Args:
             gradients: of the step's batches; called, it leaves in the parameters what plain training updates by.
-            update: clips, lets the optimiser step and advances the learning rate; called once.
+            update: clips, lets the optimizer step and advances the learning rate; called once.
         """
 
 
@@ -30,6 +30,6 @@ class PlainStep:
     passes = 1
 
     def step(self, gradients: Gradients, update: Callable[[], None]) -> None:
-        """Do one optimiser step."""
+        """Do one optimizer step."""
         gradients()
         update()

@@ -1,4 +1,4 @@
-"""Does the optimiser steps of a run: forward and backward passes, the update, and the sums of the epoch."""
+"""Does the optimizer steps of a run: forward and backward passes, the update, and the sums of the epoch."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ class DivergedError(VtkError):
 
 
 class Stepper:
-    """Does optimiser steps.
+    """Does optimizer steps.
 
     Args:
         means: what gradients are computed with.
@@ -57,7 +57,7 @@ class Stepper:
         return (self._step if self.static is None else self._static_step)(sources, step, part)
 
     def _step(self, sources: Sequence[Iterator[Batch]], step: Step, part: PartialEpoch) -> Tensor:
-        """Do one optimiser step; return this process's part of each learner's loss, summed over images."""
+        """Do one optimizer step; return this process's part of each learner's loss, summed over images."""
         feed = Feed([(i, sources[i], len(sizes)) for i, sizes in step], self._prepare, keep=self.step_rule.passes > 1)
         images = {stream: sum(sizes) for stream, sizes in step}
         gradients = Gradients(self.means, self.learners, list(images) if self.means.joint else [0], feed, images)

@@ -37,7 +37,7 @@ def batches(stream: Stream, index: int, skip: int = 0) -> Iterator[Batch]:
 class ImageStream:
     """Shuffled, augmented images.
 
-    With several processes, process r takes images r, r + W, r + 2W… of each batch, so the images of an optimiser step
+    With several processes, process r takes images r, r + W, r + 2W… of each batch, so the images of an optimizer step
     and their augmentation do not depend on the number of processes. A last batch with fewer images than processes is
     left out.
 

@@ -32,7 +32,7 @@ class Footprint:
         working: besides, per image, while one block runs backward (an estimate).
         weights: parameters, buffers, and in bf16 and fp16 the casts of trained masters.
         gradients: of trained parameters.
-        optimizer: state of the optimiser, and the average of the trained weights where one is kept.
+        optimizer: state of the optimizer, and the average of the trained weights where one is kept.
     """
 
     mode: MemoryMode
@@ -74,7 +74,7 @@ def footprints(
         model: on the CPU or elsewhere, in fp32; its trained parameters require gradients.
         size: (channels, height, width) of an image.
         precision: number format of the run.
-        moments: fp32 numbers that optimiser and average hold for each trained weight; AdamW has two, SGD one.
+        moments: fp32 numbers that optimizer and average hold for each trained weight; AdamW has two, SGD one.
         modes: those to count.
         to_images: whether gradients flow back to the images, through whatever is frozen.
     """

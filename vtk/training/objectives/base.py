@@ -70,10 +70,10 @@ class Classification:
 
     Args:
         num_classes: width of the logits.
-        smoothing: share of the target spread evenly over all classes.
+        smoothing: fraction of the target spread evenly over all classes.
         mixup: alpha of mixup, 0 for none.
         cutmix: alpha of cutmix, 0 for none; with both, each batch takes one of them by chance.
-        prob: share of batches that are mixed.
+        prob: fraction of batches that are mixed.
         weights: of each class; None for all alike. The mean is over images, so that neither the batch size nor the
             number of processes changes what an image counts.
     """

@@ -14,7 +14,7 @@ class Binary(Classification):
 
     Args:
         num_classes: width of the logits.
-        smoothing: share of the target spread evenly over all classes.
+        smoothing: fraction of the target spread evenly over all classes.
         threshold: targets above it are 1 and all others 0, so that both classes of a mixed image are present; None
             leaves them as mixing made them.
         total: take the sum over classes in place of the mean (the loss of Google's ViT code).

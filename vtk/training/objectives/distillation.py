@@ -103,12 +103,12 @@ class Distillation:
         assert isinstance(batch, Taught)
         output = model(batch.images)
         logits, own = output if isinstance(output, tuple) else (output, output)
-        found = own if self._tap is None else self._tap.take()
-        wide = torch.promote_types(found.dtype, torch.float32)
-        taught = self.match(found.to(wide), batch.answer.to(wide))
+        student = own if self._tap is None else self._tap.take()
+        wide = torch.promote_types(student.dtype, torch.float32)
+        taught = self.match(student.to(wide), batch.answer.to(wide))
         numbers: dict[str, Tensor | float] = {"loss_teacher": taught.detach()}
         if self.kind in LOGIT_KINDS and not self.multi_label:
-            numbers["agreement"] = (found.detach().argmax(1) == batch.answer.argmax(1)).float().mean()
+            numbers["agreement"] = (student.detach().argmax(1) == batch.answer.argmax(1)).float().mean()
         if self.inner is None:
             # nothing but the classifier's own input is judged: its weights must stay in the graph, which DDP asks for
             return self.alpha * taught + (0 * logits.sum() if self._tap is not None else 0), numbers
@@ -116,32 +116,32 @@ class Distillation:
         numbers["loss_labels"] = labelled.detach()
         return (1 - self.alpha) * labelled + self.alpha * taught, numbers
 
-    def match(self, found: Tensor, wanted: Tensor) -> Tensor:
+    def match(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return how far the student is from the teacher, in fp32 or wider: a scalar, 0 where they are equal.
 
         Args:
-            found: logits (B, n), features (B, C) or tokens (B, N, C) of the student.
-            wanted: of the teacher.
+            student: logits (B, n), features (B, C) or tokens (B, N, C) of the student.
+            teacher: of the teacher.
         """
         if self.kind in ("features", "tokens"):
-            off = (found - wanted).flatten(1).square().sum(1)
-            return (off / wanted.flatten(1).square().sum(1)).mean()
+            off = (student - teacher).flatten(1).square().sum(1)
+            return (off / teacher.flatten(1).square().sum(1)).mean()
         if self.multi_label:
-            return self._match_labels(found, wanted)
+            return self._match_labels(student, teacher)
         if self.kind == "hard":
-            return F.cross_entropy(found, wanted.argmax(1))
+            return F.cross_entropy(student, teacher.argmax(1))
         t = self.temperature
-        log_p, log_q = F.log_softmax(found / t, 1), F.log_softmax(wanted / t, 1)
+        log_p, log_q = F.log_softmax(student / t, 1), F.log_softmax(teacher / t, 1)
         return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True) * t**2
 
-    def _match_labels(self, found: Tensor, wanted: Tensor) -> Tensor:
+    def _match_labels(self, student: Tensor, teacher: Tensor) -> Tensor:
         """Return the mean over labels: each is a distribution over yes and no."""
         if self.kind == "hard":
-            return F.binary_cross_entropy_with_logits(found, (wanted > 0).to(found.dtype))
+            return F.binary_cross_entropy_with_logits(student, (teacher > 0).to(student.dtype))
         t = self.temperature
-        share = torch.sigmoid(wanted / t)
-        cross = F.binary_cross_entropy_with_logits(found / t, share)
-        return (cross - F.binary_cross_entropy_with_logits(wanted / t, share)) * t**2
+        share = torch.sigmoid(teacher / t)
+        cross = F.binary_cross_entropy_with_logits(student / t, share)
+        return (cross - F.binary_cross_entropy_with_logits(teacher / t, share)) * t**2
 
 
 class Config(Protocol):
@@ -175,7 +175,7 @@ def open_teacher(
 
     Raises:
         UsageError: it is no model, or one that cannot teach this run.
-        DataError: it is damaged, or the base of a pack was not found.
+        DataError: it is damaged, or the base of a pack is missing.
     """
     if config.distill_from is None:
         return None

@@ -118,7 +118,7 @@ class Tap:
     """
 
     def __init__(self, model: nn.Module, kind: DistillKind) -> None:
-        self._found: Tensor | None = None
+        self._value: Tensor | None = None
         config: Any = getattr(model, "pretrained_cfg", None) or {}
         if kind == "features":
             names = config.get("classifier") or "head"
@@ -135,13 +135,13 @@ class Tap:
             raise UsageError(f"`--distill-kind` {kind}: {type(model).__name__} has no {where}; choose soft or hard")
 
     def _keep(self, value: Tensor) -> None:
-        self._found = value
+        self._value = value
 
     def take(self) -> Tensor:
         """Return what the latest forward pass handed on."""
-        assert self._found is not None
-        found, self._found = self._found, None
-        return found
+        assert self._value is not None
+        value, self._value = self._value, None
+        return value
 
 
 @torch.no_grad()

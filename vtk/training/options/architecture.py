@@ -82,7 +82,7 @@ class ArchitectureOptions(VariantOptions):
         return [Transform("replace_stem", arguments)]
 
     def _check_trained_parts(self, policy: str, tasks: bool) -> None:
-        """Refuse a stem or FFN where what they train could not be written or shared.
+        """Refuse a new stem or FFN where its trained weights could not be written or shared.
 
         Args:
             policy: ``--train``.

@@ -23,7 +23,7 @@ Temperature = Annotated[float, Option("softmax temperature of --distill-kind sof
 
 @dataclass(frozen=True, kw_only=True)
 class DistillOptions(Config):
-    """The teacher, what of it is matched, and how much that counts."""
+    """The teacher, the outputs to match, and their weight in the loss."""
 
     GROUP: ClassVar[str] = GROUP
 

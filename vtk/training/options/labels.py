@@ -10,7 +10,7 @@ from vtk.options import Config, Option
 
 @dataclass(frozen=True, kw_only=True)
 class LabelOptions(Config):
-    """Images with several labels, and classes of unequal size."""
+    """Multi-label images, and class imbalance."""
 
     GROUP: ClassVar[str] = "data"
 

@@ -30,7 +30,7 @@ class OutcomeOptions(Config):
     ] = ()  # fmt: skip
 
     def _metric_of(self, multi_label: bool) -> str:
-        """Return the metric's name, also where it was left open."""
+        """Return the name of the metric, also for ``auto``."""
         known = choice.names(multi_label)
         if self.metric not in ("auto", *known):
             kind = "images with several labels" if multi_label else "images with one label (--multi-label is not given)"

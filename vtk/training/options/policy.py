@@ -11,7 +11,7 @@ from vtk.packs.config import StoredAs
 PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm", "lora"]
 MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
 MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)
-"""Fastest first; each keeps less than the one before."""
+"""Fastest first; each saves less for backward than the one before."""
 
 Policy = Annotated[PolicyName, Option("weights to train, besides the head", "what to train", often=True)]
 

@@ -27,7 +27,7 @@ HeadMultiplier = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(Config):
-    """Length, batches, optimiser and learning rate of any run."""
+    """Length, batches, optimizer and learning rate of any run."""
 
     GROUP: ClassVar[str] = "schedule"
 

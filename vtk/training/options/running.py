@@ -16,7 +16,7 @@ _INTERVAL = re.compile(rf"(?P<steps>[1-9]\d*)( ?steps?)?|{_TIME}")
 
 @dataclass(frozen=True)
 class Interval:
-    """How often something is done: after so many optimiser steps, or after a time.
+    """An interval in optimizer steps or in time.
 
     Attributes:
         steps: None where it is a time.
@@ -28,7 +28,7 @@ class Interval:
 
 
 def parse_interval(text: str | None) -> Interval | None:
-    """Return what ``500``, ``500steps``, ``90s``, ``10min`` or ``1.5h`` says; None of None."""
+    """Return the interval of ``500``, ``500steps``, ``90s``, ``10min`` or ``1.5h``; None for None."""
     if text is None:
         return None
     found = _INTERVAL.fullmatch(text)
@@ -40,7 +40,7 @@ def parse_interval(text: str | None) -> Interval | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningOptions(Config):
-    """Number formats, device, seed, and how the run goes on."""
+    """Number formats, device, seed, saving and resuming."""
 
     GROUP: ClassVar[str] = "running"
 
@@ -79,7 +79,7 @@ class RunningOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(Config):
-    """How steps are started on a GPU."""
+    """CUDA graphs."""
 
     GROUP: ClassVar[str] = "running"
 
@@ -91,7 +91,7 @@ class GraphOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class DryRunOptions(Config):
-    """A look at a run before it starts."""
+    """Preview of a run before it starts."""
 
     GROUP: ClassVar[str] = "running"
 
@@ -102,7 +102,7 @@ class DryRunOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions(Config):
-    """How much of a run is done, to see whether it works at all."""
+    """Trial runs: a subset of the images, or a few steps."""
 
     GROUP: ClassVar[str] = "schedule"
 
@@ -119,6 +119,6 @@ class TrialOptions(Config):
 
     @property
     def trial(self) -> dict[str, int]:
-        """What cards, metrics and results tell of a trial; empty where all was used."""
+        """Limits of a trial run, for cards, metrics and results; empty for a full run."""
         found = {"limit": self.limit, "max_steps": self.max_steps}
         return {name: value for name, value in found.items() if value is not None}

@@ -9,7 +9,7 @@ from vtk.options import Config, Option
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchOptions(Config):
-    """The loss, dropout, repeated augmentation, and what the learning rate is for."""
+    """Recipe, loss, dropout, repeated augmentation, and the batch size of the learning rate."""
 
     GROUP: ClassVar[str] = "regularisation"
 

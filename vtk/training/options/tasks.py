@@ -40,5 +40,5 @@ class TaskOptions(DataOptions):
         if len(specs) == 1:
             raise UsageError(f"`--task` {self.tasks[0]} is alone; give another, or its folder without --task")
         if not specs and self.sampling != 1.0:
-            raise UsageError("`--sampling` needs several tasks; give them with --task")
+            raise UsageError("`--sampling` needs several tasks; give --task for each")
         return specs

@@ -79,7 +79,7 @@ def target_modules(model: nn.Module, targets: Collection[str], called: Collectio
 
 
 def warn_of_shared(model: nn.Module, lora: Lora) -> None:
-    """Say so if factors change weights outside of attention, which tasks could no longer share."""
+    """Warn if LoRA changes weights outside of attention, which tasks could no longer share."""
     groups = policy.group_names(model)
     outside = [name for name in lora.modules if groups[f"{name}.base_layer.weight"] != "attention"]
     if outside:
@@ -91,7 +91,7 @@ def warn_of_shared(model: nn.Module, lora: Lora) -> None:
 
 @contextlib.contextmanager
 def merged_into(model: nn.Module, lora: Lora, state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let ``model`` compute, inside of the context, what its pack will compute.
+    """Return a context in which ``model`` computes what its pack will compute.
 
     The plain layers are put back and hold the merged weights, rounded to the type they are stored in: in bf16
     W · x + B · (A · x) and (W + B · A) · x differ, and others measure the latter.
@@ -124,7 +124,7 @@ def shared_names(created: Created, start: Mapping[str, Tensor]) -> frozenset[str
 
 
 def _check_whole(model: nn.Module, whole: tuple[str, ...], called: Collection[str]) -> None:
-    """Refuse what PEFT's ``modules_to_save`` could not hold: it goes by the ends of names, and by calls."""
+    """Refuse modules that PEFT's ``modules_to_save`` cannot hold: it matches ends of names, and calls modules."""
     for name in whole:
         if not name or name not in called:
             raise UsageError(

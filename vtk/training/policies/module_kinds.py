@@ -109,14 +109,14 @@ _registered: list[type[nn.Module]] = []
 
 
 def _resolve(table: dict[str, str]) -> tuple[type[nn.Module], ...]:
-    found = []
+    classes = []
     for module_name, names in table.items():
         try:
             module = importlib.import_module(module_name)
         except ImportError:  # an older or newer timm without this family
             continue
-        found += [getattr(module, name) for name in names.split() if hasattr(module, name)]
-    return tuple(found)
+        classes += [getattr(module, name) for name in names.split() if hasattr(module, name)]
+    return tuple(classes)
 
 
 def attention_types() -> tuple[type[nn.Module], ...]:
@@ -150,7 +150,7 @@ def register_attention(*types: type[nn.Module]) -> None:
 
 
 def refuse_mixed(model: nn.Module) -> None:
-    """Refuse a model in which attention and FFN cannot be told apart.
+    """Refuse a model in which attention and FFN share matrices.
 
     Raises:
         UsageError: names the block and its class.

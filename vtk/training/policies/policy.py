@@ -79,7 +79,7 @@ def group_names(model: nn.Module) -> dict[str, Group]:
 
 
 def _input_channels(module: nn.Module) -> int | None:
-    """Return what the first convolution inside takes, None where there is none."""
+    """Return the input channels of the first convolution inside; None without one."""
     return next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), None)
 
 

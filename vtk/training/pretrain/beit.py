@@ -71,7 +71,7 @@ class Beit(MaskedMethod):
         """Refuse a backbone that merges its patches, and a tokenizer of other patches.
 
         Raises:
-            UsageError: as said.
+            UsageError: the backbone or the tokenizer does not fit.
             DataError: the tokenizer cannot be read.
         """
         super().check(backbone, config, spec)

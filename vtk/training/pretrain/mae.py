@@ -84,7 +84,7 @@ class Mae(MaskedMethod):
         """Refuse all but plain Vision Transformers: others need the positions of their tokens.
 
         Raises:
-            UsageError: as said.
+            UsageError: the backbone is not supported.
         """
         own = getattr(type(backbone), "forward_features", None)
         if not isinstance(backbone, VisionTransformer) or own is not VisionTransformer.forward_features:

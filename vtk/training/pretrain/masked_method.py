@@ -127,7 +127,7 @@ class MaskedMethod:
         """Refuse a backbone whose tokens are not its patches, and masks that hide no patch or all.
 
         Raises:
-            UsageError: as said.
+            UsageError: the backbone or the masks do not fit.
         """
         grid = patch_grid(backbone)
         probe: Any = copy.deepcopy(backbone).eval()

@@ -77,7 +77,7 @@ class Records:
         """Write what a resume needs."""
         live = self.trainee.model.state_dict()
         tensors = {name: live[name].detach().cpu() for name in self.trainee.trained}
-        # `tasks` tells the reader that there is no best epoch to look for
+        # `tasks` shows the reader that there is no best epoch
         saved = resume_state.Saved(tensors, state, {"tasks": {}}, self.identity)
         resume_state.save_state(self.out / run_outputs.LAST, saved)
 

@@ -44,8 +44,8 @@ def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> P
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
         DataError: the folder, the weights or the output folder cannot be used.
-        UnavailableError: the device is not here.
-        DivergedError: the loss became infinite or not a number; the backbone of the epoch before is kept.
+        UnavailableError: the device is not available.
+        DivergedError: the loss became infinite or NaN; the backbone of the epoch before is kept.
     """
     expect(config, PretrainConfig, "pretrain")
     if config.data is None:

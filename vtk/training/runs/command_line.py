@@ -52,12 +52,12 @@ def command_line(config: RunConfig) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that a card records."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for key, name in (("torch", "torch"), ("timm", "timm"), ("vtk", "vit-toolkit")):
         try:
-            found[key] = version(name)
+            versions_by_name[key] = version(name)
         except PackageNotFoundError:  # run from a checkout
             from vtk import __version__
 
-            found[key] = __version__ if key == "vtk" else "unknown"
-    return found
+            versions_by_name[key] = __version__ if key == "vtk" else "unknown"
+    return versions_by_name

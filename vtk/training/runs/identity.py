@@ -42,7 +42,7 @@ def run_identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision
 
 
 def decoding_of(saved: Saved | None) -> Decoding | None:
-    """Return how a resumed run decodes its images where that is not today's way: as version 0.1 began it."""
+    """Return the decoding of a resumed run of version 0.1; None for today's decoding."""
     return None if saved is None or "decoding" in saved.identity["flags"] else V0_1
 
 
@@ -98,7 +98,7 @@ def check_identity(
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON would give back, so that saved and present values compare equal."""
+    """Return the value as JSON would return it, so that saved and current values compare equal."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -20,12 +20,12 @@ _HINT = "give a pack of the same model, or leave out --init-from"
 
 
 def describe_overlap(card: Card, audit: DataAudit, what: str) -> list[str]:
-    """Return a line where a run is judged by images that what it starts from was trained on.
+    """Return a warning where a run is evaluated on images that its weights or pack were trained on.
 
     Args:
-        card: of what it starts from.
+        card: of the weights or the pack.
         audit: of the run's images.
-        what: it is, for people.
+        what: name of the weights or the pack, for people.
     """
     record = read_record(card.data)
     seen = len(sort_images(record, audit, audit.val).trained) if record is not None else 0
@@ -40,7 +40,7 @@ def describe_overlap(card: Card, audit: DataAudit, what: str) -> list[str]:
 def init_from_pack(
     path: Path, created: Created, audit: DataAudit, trained: frozenset[str], weights: Path | None
 ) -> list[str]:
-    """Copy what a pack trained into a model that was made for a run, in place.
+    """Copy the trained tensors of a pack into the model of a run, in place.
 
     The position table is resampled where the sizes differ. Rows of the classifier are taken by the names of their
     classes, where the pack has them all.
@@ -53,7 +53,7 @@ def init_from_pack(
         weights: file with the base, if the run was given one.
 
     Returns:
-        What the user should know.
+        Lines for the user.
 
     Raises:
         UsageError: the pack is of another model, base or architecture, or trained tensors that this run leaves frozen.

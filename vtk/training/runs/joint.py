@@ -32,7 +32,7 @@ from vtk.training.runs.writer import Writer
 
 @dataclass(frozen=True)
 class JointResult:
-    """What a run of several tasks left behind.
+    """Result of a run of several tasks.
 
     Attributes:
         out: folder of the run; each task has a folder in it.
@@ -204,7 +204,7 @@ def open_joint_run(
             locks.enter_context(outputs.hold_run(folders, command, main=ranks.main))  # each is a run's, too
             prepared = prepare_joint(config, out, ranks, saved)
             for name, part in prepared.tasks.items():
-                own = Callbacks(called.given, control=called.control, task=name)
+                own = Callbacks(called.user, control=called.control, task=name)
                 tasks[name] = TaskRun(part, writer, prepared.planned, own)
             yield JointRun(prepared, out, tasks, saved, called)
         finally:

@@ -42,13 +42,13 @@ def read_data(
 
 
 def separators(config: RunConfig) -> dict[str, str]:
-    """Return what was given to read the run's table with, for its card: other commands read a table likewise."""
-    given = {"field_separator": config.field_separator, "label_separator": config.label_separator}
-    return {name: value for name, value in given.items() if value is not None}
+    """Return the separators of the run's table of labels, for its card: other commands read tables with them."""
+    options = {"field_separator": config.field_separator, "label_separator": config.label_separator}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def make_objective(config: RunConfig, audit: DataAudit) -> Classification:
-    """Return what a run minimises."""
+    """Return the objective of a run."""
     classes, weights = len(audit.classes), None
     mixing: dict[str, float] = {"mixup": config.mixup, "cutmix": config.cutmix, "prob": config.mix_prob}
     if isinstance(config, ScratchOptions) and config.loss != "ce":
@@ -66,7 +66,7 @@ def make_objective(config: RunConfig, audit: DataAudit) -> Classification:
 
 
 def make_sampler(config: RunConfig, audit: DataAudit) -> EpochSampler | None:
-    """Return what draws the training images; None for a shuffled pass over all of them."""
+    """Return the sampler of the training images; None for a shuffled pass over all of them."""
     if isinstance(config, ScratchOptions) and config.aug_repeats > 1:
         return RepeatSampler(len(audit.train), config.aug_repeats, config.seed)
     if config.sampler != "balanced":
@@ -75,7 +75,7 @@ def make_sampler(config: RunConfig, audit: DataAudit) -> EpochSampler | None:
 
 
 def describe(config: RunConfig, objective: Classification, audit: DataAudit) -> list[str]:
-    """Return what is done about classes of unequal size, for people."""
+    """Return the lines on class imbalance, for people."""
     if config.sampler == "balanced":
         present = sum(count > 0 for count in audit.counts("train"))
         lines = [f"every class equally often: an epoch shows {len(audit.train) / present:.0f} images of each"]
@@ -102,13 +102,13 @@ def describe(config: RunConfig, objective: Classification, audit: DataAudit) -> 
 
 
 def remember(epoch: int, metrics: Scores) -> dict[str, Any]:
-    """Return what is kept of the best epoch; `recall` makes metrics of it again."""
+    """Return the stored numbers of the best epoch; `recall` turns them into metrics again."""
     table = metrics.confusion if isinstance(metrics, Metrics) else metrics.table
     return {**metrics.numbers(), "count": metrics.count, "epoch": epoch, "confusion": torch.as_tensor(table)}
 
 
 def recall(best: dict[str, Any], classes: tuple[str, ...], multi_label: bool) -> Scores:
-    """Return the metrics that `remember` was given."""
+    """Return the metrics of what `remember` returned."""
     table: np.ndarray = best["confusion"].numpy()
     if multi_label:
         return MultiLabelMetrics(best["count"], best["loss"], table, classes)

@@ -1,4 +1,4 @@
-"""``--limit N``: a part of a set of images, for a trial."""
+"""``--limit N``: a subset of the images, for a trial run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _PARTS = {"train": 0x71, "val": 0x7A}
 
 
 def limit_images(audit: DataAudit, limit: int | None, seed: int) -> DataAudit:
-    """Return an audit with at most ``limit`` images of each part, as the seed chooses them; the note says so.
+    """Return an audit with at most ``limit`` images of each part, drawn by the seed, and a note on it.
 
     Classes keep their proportions, and each has one image at least where there is room for all; images with several
     labels are drawn as they come.

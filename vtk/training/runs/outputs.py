@@ -31,7 +31,7 @@ BACKBONE, TOKENIZER = "backbone.safetensors", "tokenizer.safetensors"  # of `vtk
 RECONSTRUCTION, SIMILARITY = "reconstruction.png", "similarity.png"
 ALL_FILES = (*FILES, MODEL, MODEL_LAST, BACKBONE, TOKENIZER, RECONSTRUCTION, SIMILARITY)
 PLOTS = ("per_class.csv", "confusion.png", "curves.png", RECONSTRUCTION, SIMILARITY)
-"""What is drawn at the end of a run."""
+"""Plots and tables that are written at the end of a run."""
 _WRITER = "a run of vtk"
 _CONFIG = begins("# vtk ")
 _PLOT = png(("config.yaml", _CONFIG))
@@ -47,7 +47,7 @@ MARKS = {
     **dict.fromkeys((MODEL, MODEL_LAST, BACKBONE), safetensors_with("vtk")),
     TOKENIZER: safetensors_with("vtk_tokenizer"),
 }
-"""Files of a run, and how they are recognised."""
+"""Files of a run, each with the mark that identifies it."""
 _INSIDE = {  # cleared in this order: a run without its packs must not look as if it could go on
     LAST: {"model.safetensors", "state.pt", "state.json"},
     TASK: {"task.json", "task.safetensors", "base_tensors.json"},
@@ -65,7 +65,7 @@ _FOLDER_MARKS = {  # by what the folders of a run are recognised
 
 @contextlib.contextmanager
 def hold_run(folders: Sequence[Path], command: str, *, main: bool) -> Iterator[None]:
-    """Keep other writers away from the folders of a run, in its main process; empty ones go at the end.
+    """Lock the folders of a run against other writers, in its main process; empty ones are removed at the end.
 
     Raises:
         DataError: another process writes to one of them, or it cannot be a folder.
@@ -78,7 +78,7 @@ def hold_run(folders: Sequence[Path], command: str, *, main: bool) -> Iterator[N
 
 
 def check_run(out: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make sure that a run may go to ``out``; what an earlier one left there stays until `clear_run`.
+    """Check that a run may write to ``out``; files of an earlier run stay until `clear_run`.
 
     Raises:
         DataError: ``out`` is not empty and neither flag was given, or holds somebody else's files under the names of a
@@ -112,7 +112,7 @@ def sweep(out: Path) -> None:
 
 
 def check_best(out: Path, train: str, *, complete: bool = False) -> None:
-    """Make sure that what a run to be resumed left as its best is still there: nothing could write it again.
+    """Check that the best pack of a run to be resumed is still there: nothing could write it again.
 
     Args:
         out: folder of the run.
@@ -133,7 +133,7 @@ def check_best(out: Path, train: str, *, complete: bool = False) -> None:
 
 
 def clear_run(out: Path) -> None:
-    """Remove what an earlier run, of whatever kind, wrote to ``out``, and nothing else."""
+    """Remove the files of an earlier run, of any kind, from ``out``, and nothing else."""
     for folder in _own_folders(out):
         if folder.is_dir():
             shutil.rmtree(folder)
@@ -143,19 +143,19 @@ def clear_run(out: Path) -> None:
 
 
 def clear_plots(out: Path) -> None:
-    """Remove what an earlier part of a run drew at its end: it would contradict the epochs that are trained now."""
+    """Remove the plots of an earlier part of a run: they would contradict the epochs trained now."""
     for name in find_own(out, {name: MARKS[name] for name in PLOTS}, _WRITER):
         (out / name).unlink(missing_ok=True)
 
 
 def _folders(out: Path) -> list[Path]:
-    """Return the folders of a run, and where a writer that was killed may have left them."""
-    found = [out / name for name in _INSIDE]
-    return found + [old for path in found for old in old_places(path)]
+    """Return the folders of a run, and the places where a killed writer may have left them."""
+    folders = [out / name for name in _INSIDE]
+    return folders + [old for path in folders for old in old_places(path)]
 
 
 def _own_folders(out: Path) -> list[Path]:
-    """Return those of `_folders` that are the run's: beside a folder, its name with .old is somebody's copy."""
+    """Return the `_folders` of the run itself: a name with .old beside its folder is a user's copy."""
     return [
         folder for folder in _folders(out)
         if folder.suffix != ".old" or (not folder.with_suffix("").exists() and _is_ours(folder))
@@ -163,7 +163,7 @@ def _own_folders(out: Path) -> list[Path]:
 
 
 def _plain(folder: Path) -> str:
-    """Return the name of a run's folder under which it or what was replaced by it is known."""
+    """Return the name of a run's folder, without the suffix of a folder that was replaced."""
     return folder.name.removesuffix(".old").removesuffix(".vtk-old").removeprefix(".")
 
 
@@ -173,7 +173,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def replace_plots(out: Path) -> contextlib.AbstractContextManager[Path]:
-    """Return a context in which to draw, in a folder of its own, what takes the place of all of a run's plots."""
+    """Return a context with a folder for new plots, which replace all plots of a run at its end."""
     return replace_set(out, {name: MARKS[name] for name in PLOTS}, _WRITER)
 
 

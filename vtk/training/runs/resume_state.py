@@ -1,7 +1,7 @@
 """``RUN/last``: the state from which a stopped run continues exactly. No pickle is ever trusted.
 
 ``model.safetensors`` holds the trained tensors (fp32 masters) and the buffers that training changes, ``state.pt`` the
-optimiser and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of
+optimizer and schedule (read with ``weights_only=True``), ``state.json`` the flags, the metrics so far and the ids of
 the base and of the data. The folder is replaced as a whole after each epoch and, where that is asked for, within one:
 then ``state.pt`` has what each process has of the epoch, too. Nothing goes on from a run that has done all it was to
 do, so of that one only the numbers stay.
@@ -25,7 +25,7 @@ from vtk.readers import reading
 from vtk.training.engine.result import FitState
 
 SCHEMA = 2
-"""1 is the state after an epoch, which older versions read; 2 is one within an epoch, or of a finished run."""
+"""1 is the state after an epoch, which older versions read; 2 is one within an epoch, or of a complete run."""
 MODEL, STATE, INFO = "model.safetensors", "state.pt", "state.json"
 
 RESTART = "give --overwrite in place of --resume to restart"
@@ -40,7 +40,7 @@ class Saved:
         fit: state of the engine.
         best: the best epoch so far: ``epoch``, the metrics, and ``confusion`` as a tensor.
         identity: what must be the same on resume (`vtk.training.runs.identity`).
-        complete: whether the run has done all it was to do; then there are no tensors and no optimiser.
+        complete: whether the run has done all it was to do; then there are no tensors and no optimizer.
     """
 
     tensors: dict[str, Tensor]
@@ -99,7 +99,7 @@ def save_state(path: Path, saved: Saved) -> None:
 
 
 def save_complete(path: Path, rows: list[dict[str, float]], best: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Replace the state of a run that has done all it was to do by its numbers: nothing goes on from it.
+    """Replace the state of a complete run by its numbers: nothing is left to resume.
 
     Args:
         path: ``RUN/last``.

@@ -14,7 +14,7 @@ from vtk.training.engine.streams import share
 
 
 def default_workers(workers: int | None, processes: int = 1) -> int:
-    """Return the number of loading processes: as given, else the usable cores shared by the training processes."""
+    """Return the number of loading processes; by default the usable cores are divided among the training processes."""
     return workers if workers is not None else max(1, min(8, usable_cpus() // processes))
 
 
@@ -22,7 +22,7 @@ def evaluate_ranks(
     model: nn.Module, loader: DataLoader[Any], classes: tuple[str, ...], ranks: Ranks, *, show_progress: bool,
     score: Callable[..., Any] = evaluate,
 ) -> Any:  # fmt: skip
-    """Evaluate ``model`` with all processes; the metrics do not depend on how many there are.
+    """Evaluate ``model`` with all processes; the metrics do not depend on their number.
 
     Each process runs whole batches, every W-th one, so that a batch holds the same images as in a single process; the
     logits are then gathered and scored in order, by `vtk.evaluation.evaluate` or what ``score`` is.

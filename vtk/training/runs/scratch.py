@@ -29,12 +29,12 @@ def set_dropout(model: nn.Module, *, drop: float, attn_drop: float) -> None:
         if not rate:
             continue
         named = ((name.rpartition(".")[2], module) for name, module in model.named_modules())
-        found = [module for leaf, module in named if leaf in _PLACES[option] and isinstance(module, nn.Dropout)]
-        if not found:
+        modules = [module for leaf, module in named if leaf in _PLACES[option] and isinstance(module, nn.Dropout)]
+        if not modules:
             raise UsageError(
                 f"`--{option.replace('_', '-')}` {rate:g}: {type(model).__name__} has no such dropout; leave it out"
             )
-        for module in found:
+        for module in modules:
             module.p = rate
 
 

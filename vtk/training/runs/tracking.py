@@ -77,7 +77,7 @@ def tag(column: str) -> str:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Make sure that what trackers need is here.
+    """Check that the packages of the trackers are installed.
 
     Raises:
         UnavailableError: a package is not installed.
@@ -92,7 +92,7 @@ def check_trackers(names: Sequence[str]) -> None:
 def open_trackers(
     names: Sequence[str], out: Path, command: str, rows: Sequence[Mapping[str, float]] = ()
 ) -> list[Callback]:
-    """Return the trackers of a run; every run has the tables, which ``csv`` names."""
+    """Return the trackers of a run; every run has the tables of ``csv``."""
     more: list[Callback] = [TensorBoard(out, command, rows)] if "tensorboard" in names else []
     return [MetricsFiles(out, rows), *more]
 
@@ -110,7 +110,7 @@ def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def clear_events(out: Path) -> None:
-    """Remove what an earlier run wrote for TensorBoard, and nothing else."""
+    """Remove the TensorBoard files of an earlier run, and nothing else."""
     folder = out / FOLDER
     for path in folder.glob(EVENTS):
         if says("command/text_summary")(path):  # another program's events may be there, too

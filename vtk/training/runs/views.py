@@ -8,28 +8,28 @@ from vtk.data.mirroring import Mirroring, choose_mirroring
 _LARGE = 4.0  # times that a side is enlarged before it is worth a warning
 
 
-def resolve_mirroring(given: float | None, before: object, audit: DataAudit, in_chans: int) -> Mirroring:
-    """Return whether a run mirrors its training images.
+def resolve_mirroring(hflip: float | None, before: object, audit: DataAudit, in_chans: int) -> Mirroring:
+    """Return the probability of mirroring, and the reason where images are not mirrored.
 
     Args:
-        given: by ``--hflip``.
-        before: what the run that is resumed did; not a number where there is none.
+        hflip: value of ``--hflip``.
+        before: probability in the run that is resumed; not a number where there is none.
         audit: of the images.
         in_chans: of the model.
     """
-    for value in (given, before):
+    for value in (hflip, before):
         if isinstance(value, (int, float)):
             return Mirroring(float(value), "")
     return choose_mirroring(audit, in_chans)
 
 
 def describe_views(config: object, mirroring: Mirroring, *, hint: bool = True) -> str:
-    """Return what is done to training images, for people.
+    """Return a line that describes the augmentation of training images.
 
     Args:
-        config: of a run; options that it does not have change nothing.
+        config: of a run; options that it lacks count as off.
         mirroring: probability, and why it was chosen.
-        hint: name the flag that decides it otherwise.
+        hint: name the flag that overrides the choice.
     """
     low, high = getattr(config, "crop_scale", (1.0, 1.0))
     steps = [f"cropped at random to {100 * low:g}–{100 * high:g} % of the area"]
@@ -56,7 +56,7 @@ def describe_views(config: object, mirroring: Mirroring, *, hint: bool = True) -
 
 
 def warn_of_enlarging(audit: DataAudit, spec: InputSpec, patch: int, title: str = "") -> None:
-    """Say that small images are blown up: it costs memory and time, and shows nothing more.
+    """Warn of images much smaller than the input: upscaling costs memory and time, and adds no detail.
 
     Args:
         audit: of the images.

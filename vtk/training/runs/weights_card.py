@@ -41,18 +41,18 @@ def choose_model(config: RunConfig) -> ModelChoice:
     (`vtk.models.transform_order`).
     """
     kwargs = parse_model_kwargs(config.model_kwargs)
-    given = {key: getattr(config, key) for key in ("mean", "std", "interpolation", "crop_pct", "resize_mode")}
+    options = {key: getattr(config, key) for key in ("mean", "std", "interpolation", "crop_pct", "resize_mode")}
     card = None if config.weights is None else _card(config.weights)
     left_out = config.model == SourceOptions.model and not kwargs
     if card is None or not (left_out or config.model == card.model.name):
-        return ModelChoice(config.model, kwargs, config.img_size, given, card=card)
+        return ModelChoice(config.model, kwargs, config.img_size, options, card=card)
     stored: dict[str, Any] = {"interpolation": card.input.interpolation, "crop_pct": card.input.crop_pct}
     if card.input.in_chans == config.in_chans:
         stored |= {"mean": card.input.mean, "std": card.input.std}
     note = f"{config.weights} is a {card.model.name} for {card.input.height}×{card.input.width} px, as its card says"
     return ModelChoice(
         card.model.name, {**card.model.kwargs, **kwargs}, config.img_size or card.input.size,
-        {key: stored.get(key) if value is None else value for key, value in given.items()}, note,
+        {key: stored.get(key) if value is None else value for key, value in options.items()}, note,
         card,
     )  # fmt: skip
 

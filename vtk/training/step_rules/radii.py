@@ -57,17 +57,17 @@ def find_radius(model: nn.Module, kind: Kind) -> tuple[float, str]:
     Raises:
         UsageError: the table has nothing like this model.
     """
-    found: Any = model
-    if type(found) in (VisionTransformer, VisionTransformerDistilled):
-        return _of_tokens("ViT", _VIT, found.embed_dim, _patch(found.patch_embed), kind)
-    if type(found) is MlpMixer and all(isinstance(block, MixerBlock) for block in found.blocks):
-        return _of_tokens("Mixer", _MIXER, found.embed_dim, _patch(found.stem), kind)
-    if type(found) is ResNet:
-        stages = [list(stage) for stage in (found.layer1, found.layer2, found.layer3, found.layer4)]
-        return _of_resnet(stages, found.num_features, kind)
-    if type(found) is ResNetV2:
-        return _of_resnet([list(stage.blocks) for stage in found.stages], found.num_features, kind)
-    name = type(model).__name__ + (f" of {type(found.blocks[0]).__name__}" if type(found) is MlpMixer else "")
+    body: Any = model
+    if type(body) in (VisionTransformer, VisionTransformerDistilled):
+        return _of_tokens("ViT", _VIT, body.embed_dim, _patch(body.patch_embed), kind)
+    if type(body) is MlpMixer and all(isinstance(block, MixerBlock) for block in body.blocks):
+        return _of_tokens("Mixer", _MIXER, body.embed_dim, _patch(body.stem), kind)
+    if type(body) is ResNet:
+        stages = [list(stage) for stage in (body.layer1, body.layer2, body.layer3, body.layer4)]
+        return _of_resnet(stages, body.num_features, kind)
+    if type(body) is ResNetV2:
+        return _of_resnet([list(stage.blocks) for stage in body.stages], body.num_features, kind)
+    name = type(model).__name__ + (f" of {type(body.blocks[0]).__name__}" if type(body) is MlpMixer else "")
     raise UsageError(
         f"`--sam` auto: Chen et al. 2022 have no ρ for {name} (they have ViT, MLP-Mixer and ResNet); give a number, "
         f"{_USUAL}"

@@ -51,7 +51,7 @@ class Ascent:
         self.rho, self.adaptive, self.most, self.together, self.adversary = rho, adaptive, most, together, adversary
 
     def step(self, gradients: Gradients, update: Callable[[], None]) -> None:
-        """Do one optimiser step."""
+        """Do one optimizer step."""
         parameters = [learner.parameters for learner in gradients.learners]
         gradients.clear()
         for group in cut(gradients.feed, self.most):

@@ -84,7 +84,7 @@ def test_directions_are_gaussian_independent_and_of_the_seed():
 
 
 def test_mistakes_are_named(vit):
-    with pytest.raises(UsageError, match="'layer' are not known; give filter or reference"):
+    with pytest.raises(UsageError, match="unknown directions 'layer'; give filter or reference"):
         random_directions(vit, mode="layer")
     with pytest.raises(UsageError, match="no weights to move"):
         random_directions(nn.BatchNorm2d(3))

@@ -1,4 +1,4 @@
-"""What checking answers under load costs the client."""
+"""Cost to the client of checking answers under load."""
 
 import json
 import subprocess

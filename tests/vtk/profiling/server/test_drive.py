@@ -201,9 +201,9 @@ RESULT = ServerResult(
 def test_budget_picks_batch_and_concurrency_by_p99_and_skips_failures() -> None:
     assert (
         RESULT.budget
-        == "budget 20 ms: batch 8 with 4 clients meets it with most images/s: p99 19.00 ms, 900.0 images/s"
+        == "budget 20 ms: batch 8 with 4 clients meets it with the most images/s: p99 19.00 ms, 900.0 images/s"
     )
-    assert "no load meets it; nearest is batch 1 with 1 client: p99 9.00" in replace(RESULT, budget_ms=1.0).budget
+    assert "no load meets it; the nearest is batch 1 with 1 client: p99 9.00" in replace(RESULT, budget_ms=1.0).budget
     assert replace(RESULT, budget_ms=None).budget == ""
 
 

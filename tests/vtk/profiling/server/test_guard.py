@@ -89,7 +89,7 @@ def one_line(error: BaseException) -> None:
 )
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_what_is_no_address_is_a_usage_error(url: str, protocol: str) -> None:
-    with pytest.raises(UsageError, match=r"`--server` .* is no address") as caught:
+    with pytest.raises(UsageError, match=r"`--server` .* is not a valid address") as caught:
         connect(url, protocol, 1.0)
     one_line(caught.value)
 

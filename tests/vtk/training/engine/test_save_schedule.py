@@ -287,8 +287,8 @@ def test_a_signal_saves_and_says_how_to_go_on(config, tmp_path, number, code, to
         finetune(config(**parts), callbacks=[Sends(1, 3, number)])
     last = tmp_path / "parts" / "last"
     assert str(caught.value) == (
-        f"stopped by {told} after step 3 of epoch 1, saved in {last}; the same command with --resume continues from "
-        "there"
+        f"stopped by {told} after step 3 of epoch 1, saved in {last}; "
+        "the same command with --resume continues from there"
     )  # the step that was under way is finished
     assert caught.value.exit_code == code
     assert checkpoint.load_state(last).fit.step == 3 and not (tmp_path / "parts" / "task").exists()

@@ -53,8 +53,8 @@ def test_units_are_hidden_as_a_whole():
     [
         (((4, 4), 0.01), "hides nothing of 16 patches; give 0.062 to 0.94"),
         (((2, 2), 0.9), "hides everything of 4 patches"),
-        (((1, 1), 0.5), "an image is one patch"),
-        (((4, 4), 0.5, "random", 4), "an image is one square"),
+        (((1, 1), 0.5), "an image has only one patch"),
+        (((4, 4), 0.5, "random", 4), "an image has only one square"),
         (((7, 8), 0.5, "random", 2), "does not divide the grid of 7×8 patches"),
         (((8, 8), 0.5, "block", 2), "--mask-shape random"),
     ],

@@ -38,7 +38,7 @@ def folders(tmp_path_factory):
         ("HEAP --mask-ratio 0.01", 2, "hides nothing of 16 patches"),
         ("HEAP --mask-unit 3 --mask-shape random", 2, "does not divide the grid of 4×4"),
         ("HEAP --img-size 18", 2, "height 18 is not a multiple of the patch"),
-        ("HEAP --method simmim --codes 9", 2, "`--codes` is of --method beit"),
+        ("HEAP --method simmim --codes 9", 2, "`--codes` is for --method beit"),
         ("HEAP --codes 4096", 2, "exceeds the 432 patches of the training images"),
         ("HEAP --tokenizer FOLDERS/other.safetensors", 2, "patches of 8×8 px; the model has 4×4"),
         ("HEAP --tokenizer FOLDERS/absent.safetensors", 3, "`--tokenizer`: there is no file"),

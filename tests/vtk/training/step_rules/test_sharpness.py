@@ -116,7 +116,7 @@ def rule_of(world=1, model=None, **changes):
         ({"sam": "auto", "sam_adaptive": True}, 1.0, "adaptive SAM, ρ 1 (10 times the 0.1 of ViT-S/16"),
         ({"sam": "auto", "mixup": 0.5, "auto_augment": "rand-m9"}, 0.05, "ViT-B/16, augmented"),
         ({"sam": "auto", "mixup": 0.5}, 0.1, "ViT-S/16, supervised"),
-        ({"sam": "auto", "adversarial": 2, "mixup": 0.5}, 0.1, "adversarial); images against the model"),
+        ({"sam": "auto", "adversarial": 2, "mixup": 0.5}, 0.1, "adversarial in Chen et al. 2022); images"),
         ({"adversarial": 0.5}, None, "images against the model, by up to 0.5/255: every step runs its images twice"),
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ KINDS = ("cuda",)
 """Devices whose steps are worth it: on a CPU nothing is gained by not looking."""
 
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimisers whose fused form reads the learning rate, and whether to step at all, on the device."""
+"""Optimizers whose fused form reads the learning rate, and whether to step at all, on the device."""
 
 
 class GraphConfig(Protocol):

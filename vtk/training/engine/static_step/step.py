@@ -1,4 +1,4 @@
-"""One optimiser step as a function of static tensors: forward, backward, clipping, update and average.
+"""One optimizer step as a function of static tensors: forward, backward, clipping, update and average.
 
 It reads images and labels where they always lie and writes what it found where it always does, so that its kernels may
 be recorded once and started by one call. Until then, and for steps of another shape (the last batch of an epoch), the
@@ -21,7 +21,7 @@ from vtk.training.engine.step_plan import Feed
 from vtk.training.objectives.base import Batch
 
 WARM_UP = 3
-"""Steps that run as they are before one is captured: kernels compile, and libraries and optimiser make their state."""
+"""Steps that run as they are before one is captured: kernels compile, and libraries and optimizer make their state."""
 
 Shape = tuple[Any, ...]
 

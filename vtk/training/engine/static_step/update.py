@@ -1,6 +1,6 @@
 """The update of a learner on the device alone: learning rate and step count are tensors, and nothing is waited for.
 
-With gradients that are not finite an update leaves everything as it was: torch's fused optimisers read a flag on the
+With gradients that are not finite an update leaves everything as it was: torch's fused optimizers read a flag on the
 device for that (as they do for its GradScaler), and what is not theirs is chosen by the same flag.
 """
 
@@ -36,7 +36,7 @@ class DeviceUpdate:
     """Clips, steps, averages and counts; `settle` tells the learner what came of it.
 
     Args:
-        learner: its optimiser is one of `vtk.training.engine.static_step.rules.OPTIMIZERS`, and is changed: the
+        learner: its optimizer is one of `vtk.training.engine.static_step.rules.OPTIMIZERS`, and is changed: the
             learning rates of its groups become tensors.
         device: of the parameters.
 
@@ -56,19 +56,19 @@ class DeviceUpdate:
         self._counts = torch.zeros(5, dtype=torch.int64, device=device)
         self.bad = torch.zeros((), dtype=torch.bool, device=device)
         self._left_out = torch.zeros((), device=device)
-        self._given: list[dict[str, Any]] = []
+        self._original: list[dict[str, Any]] = []
         self.attach()
 
     @torch.no_grad()
     def attach(self) -> None:
-        """Take over the optimiser's state, as it is after its making or loading."""
+        """Take over the optimizer's state, as it is after its making or loading."""
         learner, optimizer = self.learner, self.learner.optimizer
-        self._given = []
+        self._original = []
         for i, group in enumerate(optimizer.param_groups):
             changed = {"lr": self._rates[i], "fused": True, "foreach": False}
             if "capturable" in group:
                 changed["capturable"] = True
-            self._given.append({name: group.get(name) for name in changed if name != "lr"})
+            self._original.append({name: group.get(name) for name in changed if name != "lr"})
             group.update(changed)
             if group.get("momentum"):  # torch makes them without contents, and would leave them so in a step left out
                 for p in group["params"]:
@@ -78,13 +78,13 @@ class DeviceUpdate:
         for state in optimizer.state.values():
             if "step" in state:
                 state["step"] = torch.as_tensor(state["step"]).to(self.device, torch.float32)
-        made: Any = optimizer
-        made.found_inf, made._warned_capturable_if_run_uncaptured = self._left_out, True
+        untyped: Any = optimizer
+        untyped.found_inf, untyped._warned_capturable_if_run_uncaptured = self._left_out, True
         self._taken = learner.schedule.last_epoch
         self._ahead = 0
         self._lag = learner.ema.step - self._taken if learner.ema is not None else 0
-        self._told = [self._taken, 0, learner.in_row, 0, 0]
-        self._counts.copy_(torch.tensor(self._told))
+        self._read = [self._taken, 0, learner.in_row, 0, 0]
+        self._counts.copy_(torch.tensor(self._read))
 
     @torch.no_grad()
     def __call__(self, images: int, kept: Sequence[Tensor]) -> None:
@@ -139,7 +139,7 @@ class DeviceUpdate:
     def settle(self) -> Counts:
         """Read what was counted, and bring the learner's schedule and average up to it; this waits for the device."""
         learner, now = self.learner, self._counts.tolist()
-        before, self._told = self._told, now
+        before, self._read = self._read, now
         self._taken, learner.in_row = now[_TAKEN], now[_IN_ROW]
         if self._ahead:
             learner.lr = learner.config.lr * learner.factor(self._taken - (learner.in_row == 0))
@@ -150,14 +150,14 @@ class DeviceUpdate:
         if learner.ema is not None:
             learner.ema.step = self._taken + self._lag
         self._counts[_WORST].copy_(self._counts[_IN_ROW])
-        worst, self._told[_WORST] = now[_WORST], now[_IN_ROW]
+        worst, self._read[_WORST] = now[_WORST], now[_IN_ROW]
         return Counts(now[_SKIPPED] - before[_SKIPPED], now[_IMAGES] - before[_IMAGES], worst)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimiser's state as a plain loop would have it; call `settle` before."""
+        """Return the optimizer's state as a plain loop would have it; call `settle` before."""
         state = self.learner.optimizer.state_dict()
-        for group, given, rate in zip(
-            state["param_groups"], self._given, self.learner.schedule.get_last_lr(), strict=True
+        for group, original, rate in zip(
+            state["param_groups"], self._original, self.learner.schedule.get_last_lr(), strict=True
         ):
-            group.update(given, lr=float(rate))
+            group.update(original, lr=float(rate))
         return state
