@@ -23,6 +23,9 @@ VARIES = (
 )
 """What a run on another processor may print differently."""
 
+PROGRESS = re.compile(r"^.*, \d+ s left\b.*\n", re.M)
+"""Lines that a slow machine prints within an epoch or a measurement."""
+
 NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-−]\d+)?(?: ?(?:%|points|ms|s|images/s|MB|GB)(?!\w))?")
 SPEED = ("ms", "s", "images/s", "MB", "GB")  # of the machine and of what else it does
 
@@ -35,7 +38,7 @@ def run(name: str, folder: Path) -> str:
         cwd=folder, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return PROGRESS.sub("", done.stdout)
 
 
 def differences(recorded: str, printed: str) -> list[str]:
@@ -49,7 +52,7 @@ def differences(recorded: str, printed: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    text = " ".join(text.split())
+    text = " ".join(PROGRESS.sub("", text).split())
     for pattern in VARIES:
         text = re.sub(pattern, "", text)
     return text

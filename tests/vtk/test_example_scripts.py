@@ -90,6 +90,7 @@ RECORD = "best epoch 6: top-1 85.2 %, loss 0.36\nerror 2.3e-06\na.png: 3\n359 im
 @pytest.mark.parametrize(("printed", "same"), [
     (RECORD, True),
     ("best  epoch 5: top-1 80.1 %, loss 0.51\nerror 1.1e-05\na.png: 4\n359 images in 9.0 s\n", True),
+    ("epoch 1/6: 736/1438 images, 71 images/s, 10 s left loss 2.254\n" + RECORD, True),
     (RECORD.replace("85.2", "55.2"), False), (RECORD.replace("0.36", "1.36"), False), (RECORD + "more\n", False),
     (RECORD.replace("e-06", "e-03"), False), (RECORD.replace("359", "358"), False),
     (RECORD.replace("0.7 s", "0.7"), False),
