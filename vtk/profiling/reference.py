@@ -105,7 +105,7 @@ def _reference_backend(source: Source, device: torch.device) -> tuple[str, dict[
         if source.facts.precision == "bf16":  # onnxruntime has no bf16 arithmetic on a CPU
             return "ort-cuda", {**options, "device": device}, "onnxruntime on CUDA without optimisation", ()
         return "ort-cpu", {**options, "device": "cpu"}, "onnxruntime on the CPU without graph optimisation", ()
-    caution = f"nothing independent is at hand for {source.name}: give the pack it was made of as --reference"
+    caution = f"there is no independent reference for {source.name}: give the pack it was made of as --reference"
     return source.kind, {"device": device}, "the file itself, one image at a time", (caution,)
 
 
