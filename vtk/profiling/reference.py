@@ -137,6 +137,6 @@ def _rows_of(backend: Backend, inputs: Mapping[str, Tensor], size: int) -> Tenso
         found.append(backend.run(rows)["logits"].float().cpu()[: count - start])
     logits = torch.cat(found)
     if not bool(torch.isfinite(logits).all()):
-        raise VerificationError(f"the reference, {backend.name}, gives logits that are infinite or not a number; the "
+        raise VerificationError(f"the reference, {backend.name}, gives logits that are infinite or NaN; the "
                                 "file is damaged, or give --reference PACK")  # fmt: skip
     return logits
