@@ -4,8 +4,9 @@
 which a job that needs an absent package ends with one line (`vtk.errors.UnavailableError`, exit code 5).
 """
 
+import contextlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from vtk.errors import UnavailableError
@@ -94,6 +95,22 @@ def require(*names: str) -> None:
             here = False
         if not here:
             raise UnavailableError(PACKAGES[name].missing)
+
+
+@contextlib.contextmanager
+def importing(message: str) -> Iterator[None]:
+    """Turn a failed import inside the context into one line.
+
+    Args:
+        message: of the error; ``{error}`` in it becomes the reason.
+
+    Raises:
+        UnavailableError: the import failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UnavailableError(message.replace("{error}", str(error))) from error
 
 
 def explain(error: ModuleNotFoundError) -> UnavailableError | None:

@@ -151,26 +151,16 @@ _op.register_autograd(_backward, setup_context=_setup)
 
 @overload
 def context_broadcast(
-    x: Tensor,
-    m: Tensor,
-    scale: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    *,
-    stats: Literal[False] = False,
-    use_triton: bool | None = None,
-) -> Tensor: ...
+    x: Tensor, m: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None, *,
+    stats: Literal[False] = False, use_triton: bool | None = None,
+) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def context_broadcast(
-    x: Tensor,
-    m: Tensor,
-    scale: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    *,
-    stats: Literal[True],
-    use_triton: bool | None = None,
-) -> tuple[Tensor, Tensor]: ...
+    x: Tensor, m: Tensor, scale: Tensor | None = None, cu_seqlens: Tensor | None = None, *,
+    stats: Literal[True], use_triton: bool | None = None,
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def context_broadcast(

@@ -31,13 +31,9 @@ LAUNCHES["linear_gelu_stats"] = 1
 
 
 def linear_gelu_ref(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None,
-    save_grad: bool = False,
-    row_stats: Tensor | None = None,
+    x: Tensor, w: Tensor, b: Tensor | None, save_grad: bool = False, row_stats: Tensor | None = None,
     eps: float | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Compute `linear_gelu` by torch. Same arguments and results."""
     u = pre_activation(x, w, b, row_stats, eps)
     y = F.gelu(u).to(x.dtype)

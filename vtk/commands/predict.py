@@ -12,16 +12,12 @@ Size, preprocessing and class names come from the source. A file that cannot be 
 def main(argv: list[str]) -> int:
     """Parse, predict, print; see `vtk.predict`."""
     config = _cli.parse(
-        PredictCommand,
-        argv,
-        prog="vtk predict",
-        description=_DESCRIPTION,
-        positional=("source", "images"),
+        PredictCommand, argv, prog="vtk predict", description=_DESCRIPTION, positional=("source", "images"),
         examples=(
             "vtk predict runs/pets/task photos --top-k 3 --out predictions.csv",
             "vtk predict exports/pets/model.onnx photos/cat.jpg",
         ),
-    )
+    )  # fmt: skip
     from vtk.answers import predict
 
     result = predict(config.source, config, base=config.base, trust=config.trust)

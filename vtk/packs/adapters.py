@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from vtk.card import Card, InputSpec
-from vtk.errors import UnavailableError, UsageError
-from vtk.packages import PACKAGES
+from vtk.errors import UsageError
+from vtk.packages import PACKAGES, importing
 from vtk.packs.plain import PlainCall, plain_call
 
 CONFIG, WEIGHTS, BASE, README = "adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"
@@ -23,10 +23,8 @@ def import_peft() -> Any:
     Raises:
         UnavailableError: it is not installed.
     """
-    try:
+    with importing("PEFT cannot be used ({error}); " + PACKAGES["peft"].install):
         import peft
-    except ImportError as error:
-        raise UnavailableError(f"PEFT cannot be used ({error}); {PACKAGES['peft'].install}") from error
     return peft
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vtk.errors import DataError, UnavailableError, UsageError, VtkError
+from vtk.packages import importing
 from vtk.readers import short
 
 _TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "hf_xet")
@@ -19,10 +20,8 @@ def client() -> Any:
     Raises:
         UnavailableError: it is not installed.
     """
-    try:
+    with importing("huggingface_hub is not installed; `pip install huggingface_hub`"):
         import huggingface_hub
-    except ImportError as error:
-        raise UnavailableError("huggingface_hub is not installed; `pip install huggingface_hub`") from error
     return huggingface_hub
 
 

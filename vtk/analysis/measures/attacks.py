@@ -126,16 +126,9 @@ def fgsm(model: nn.Module, pixels: Tensor, labels: Tensor, epsilon: float, *, sp
 
 
 def pgd(
-    model: nn.Module,
-    pixels: Tensor,
-    labels: Tensor,
-    epsilon: float,
-    *,
-    spec: InputSpec,
-    start: Tensor,
-    steps: int = STEPS,
-    step: float | None = None,
-) -> Tensor:
+    model: nn.Module, pixels: Tensor, labels: Tensor, epsilon: float, *, spec: InputSpec, start: Tensor,
+    steps: int = STEPS, step: float | None = None,
+) -> Tensor:  # fmt: skip
     """Return pixels after projected gradient ascent of the loss in the L∞ ball (Madry et al. 2018).
 
     Args:

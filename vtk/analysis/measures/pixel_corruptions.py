@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _SIDE = 224  # pixels: lengths of a severity are for images of this side, and shrink or grow with it
 
 
+Levels = tuple[float, float, float, float, float]
+Change = Callable[[Tensor, Draws, float], Tensor]
+
+
 @dataclass(frozen=True)
 class Corruption:
     """One kind.
@@ -32,8 +36,8 @@ class Corruption:
     """
 
     group: str
-    levels: tuple[float, float, float, float, float]
-    change: Callable[[Tensor, Draws, float], Tensor]
+    levels: Levels
+    change: Change
 
 
 def corrupt(pixels: Tensor, draws: Draws, kind: str, severity: int) -> Tensor:
@@ -162,19 +166,33 @@ def _through_jpeg(image: "NDArray[np.uint8]", quality: int) -> "NDArray[np.uint8
         return np.array(written)
 
 
+_BY_GROUP: dict[str, dict[str, tuple[Levels, Change]]] = {
+    "noise": {
+        "gaussian-noise": ((0.08, 0.12, 0.18, 0.26, 0.38), gaussian_noise),
+        "shot-noise": ((0.13, 0.2, 0.29, 0.45, 0.58), shot_noise),
+        "impulse-noise": ((0.03, 0.06, 0.09, 0.17, 0.27), _impulse_noise),
+    },
+    "blur": {
+        "defocus-blur": ((3, 4, 6, 8, 10), _defocus_blur),
+        "motion-blur": ((8, 12, 18, 26, 34), _motion_blur),
+        "zoom-blur": ((1.11, 1.16, 1.21, 1.26, 1.31), _zoom_blur),
+    },
+    "weather": {
+        "snow": ((0.1, 0.18, 0.26, 0.36, 0.48), _snow),
+        "fog": ((1.0, 1.5, 2.0, 2.5, 3.0), _fog),
+        "brightness": ((0.1, 0.2, 0.3, 0.4, 0.5), _brightness),
+    },
+    "digital": {
+        "contrast": ((0.4, 0.3, 0.2, 0.1, 0.05), _contrast),
+        "elastic": ((2, 3, 4, 5.5, 7), _elastic),
+        "pixelate": ((0.6, 0.5, 0.4, 0.3, 0.25), _pixelate),
+        "jpeg": ((25, 18, 15, 10, 7), _jpeg),
+    },
+}
+
 KINDS: dict[str, Corruption] = {
-    "gaussian-noise": Corruption("noise", (0.08, 0.12, 0.18, 0.26, 0.38), gaussian_noise),
-    "shot-noise": Corruption("noise", (0.13, 0.2, 0.29, 0.45, 0.58), shot_noise),
-    "impulse-noise": Corruption("noise", (0.03, 0.06, 0.09, 0.17, 0.27), _impulse_noise),
-    "defocus-blur": Corruption("blur", (3, 4, 6, 8, 10), _defocus_blur),
-    "motion-blur": Corruption("blur", (8, 12, 18, 26, 34), _motion_blur),
-    "zoom-blur": Corruption("blur", (1.11, 1.16, 1.21, 1.26, 1.31), _zoom_blur),
-    "snow": Corruption("weather", (0.1, 0.18, 0.26, 0.36, 0.48), _snow),
-    "fog": Corruption("weather", (1.0, 1.5, 2.0, 2.5, 3.0), _fog),
-    "brightness": Corruption("weather", (0.1, 0.2, 0.3, 0.4, 0.5), _brightness),
-    "contrast": Corruption("digital", (0.4, 0.3, 0.2, 0.1, 0.05), _contrast),
-    "elastic": Corruption("digital", (2, 3, 4, 5.5, 7), _elastic),
-    "pixelate": Corruption("digital", (0.6, 0.5, 0.4, 0.3, 0.25), _pixelate),
-    "jpeg": Corruption("digital", (25, 18, 15, 10, 7), _jpeg),
+    name: Corruption(group, levels, change)
+    for group, kinds in _BY_GROUP.items()
+    for name, (levels, change) in kinds.items()
 }
 """The corruptions by name; levels where the formula is Hendrycks and Dietterich's are theirs."""

@@ -31,10 +31,6 @@ class AotiBackend(TorchBackend):
         self._model: aoti_load.Model | None = model
 
     @classmethod
-    def check(cls) -> None:
-        """Do nothing: loading needs only torch; the metadata of a file say what else."""
-
-    @classmethod
     def check_compiler(cls) -> None:
         """Refuse to compile a file if there is no C++ compiler.
 

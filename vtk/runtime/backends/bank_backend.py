@@ -26,10 +26,6 @@ class BankBackend(TorchBackend):
         self.bank, self.task = bank, task
 
     @classmethod
-    def check(cls) -> None:
-        """Do nothing: a bank runs wherever torch does."""
-
-    @classmethod
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:

@@ -27,10 +27,6 @@ class EagerBackend(TorchBackend):
         super().__init__(device, dtype)
 
     @classmethod
-    def check(cls) -> None:
-        """Do nothing: torch is always here."""
-
-    @classmethod
     def load(
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:

@@ -24,6 +24,10 @@ class TorchBackend:
         self._fp32 = FullPrecision()
 
     @classmethod
+    def check(cls) -> None:
+        """Do nothing: torch is always here."""
+
+    @classmethod
     def _check_options(cls, options: Iterable[str]) -> None:
         if unknown := sorted(set(options) - set(cls.options)):
             known = f"it has {', '.join(cls.options)}" if cls.options else "it has none"
