@@ -360,7 +360,7 @@ def test_tuning_needs_a_card_and_models_need_tuning(capsys: pytest.CaptureFixtur
     for words, code, said in (
         (["--tune"], 5, "`--tune` needs a CUDA device, and torch sees none"),
         (["test_vit"], 2, "names models, which only --tune uses; add --tune"),
-        (["--batch-sizes", "1"], 2, "`--batch-sizes` is for --tune; add that, or leave it out"),
+        (["--batch-sizes", "1"], 2, "`--batch-sizes` only works with --tune; add that, or leave it out"),
         (["--tune", "--seconds", "61"], 2, "`--seconds` is 61"),
         (["--tune", "--device", "cpu"], 2, "allowed is cuda or cuda:N"),
     ):
