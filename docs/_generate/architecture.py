@@ -97,7 +97,15 @@ STEPS = (
         ],
         2,
     ),
-    ("", [["Your Python", "process"], ["ONNX Runtime,", "TensorRT, AOTI"], ["Triton Inference", "Server"]], 1),
+    (
+        "",
+        [
+            ["Your process", "in Python"],
+            ["Other runtimes", "ONNX Runtime,", "TensorRT, AOTI"],
+            ["Server", "Triton Inference", "Server"],
+        ],
+        1,
+    ),
 )
 """The way of the data: the command that leads to a row, and the row's boxes."""
 

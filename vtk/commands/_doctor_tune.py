@@ -1,4 +1,4 @@
-"""``vtk doctor --tune``: measures the fastest implementations on this card for the given models."""
+"""``vtk doctor --tune``: measures the fastest implementations on this GPU for the given models."""
 
 import dataclasses
 import signal
@@ -34,18 +34,18 @@ class DoctorConfig(Config):
         Option(f"--tune: packs or timm names (default: {', '.join(MODELS)})", often=True, metavar="MODEL", unique=True),
     ] = ()
     tune: Annotated[
-        bool, Option("measure the fastest implementations on the CUDA card, and store the choice", often=True,
+        bool, Option("measure the fastest implementations on the CUDA GPU, and store the choice", often=True,
                      only_yes=True)
     ] = False  # fmt: skip
     batch_sizes: Annotated[
         tuple[int, ...], Option("images per call", often=True, least=1, unique=True, nonempty=True)
     ] = (1, 8, 64)
-    dtype: Annotated[Literal["bf16", "fp16"], Option("of the models", often=True)] = "bf16"
+    dtype: Annotated[Literal["bf16", "fp16"], Option("precision of the models", often=True)] = "bf16"
     device: Annotated[
         str, Option("cuda or cuda:N", often=True, convert=str, pattern=r"cuda(:\d+)?", allowed="cuda or cuda:N")
     ] = "cuda"
     seconds: Annotated[
-        float, Option("for all models and batch sizes together", often=True, above=0, most=MOST_SECONDS)
+        float, Option("maximum time for all models and batch sizes together", often=True, above=0, most=MOST_SECONDS)
     ] = MOST_SECONDS
 
     def check(self) -> None:

@@ -99,7 +99,7 @@ def _from_peft(argv: list[str]) -> int:
         FromPeftConfig, argv, prog="vtk tasks from-peft", description=HELP["from-peft"], positional=("adapter",),
         examples=(
             "vtk tasks from-peft pets-peft --out pets",
-            "vtk tasks from-peft lora --base vit.safetensors --model vit_small_patch16_224 --classes cat dog --out p",
+            "vtk tasks from-peft lora --base vit.safetensors --model vit_small_patch16_224 --classes cat dog --out new",
         ),
     )  # fmt: skip
     from vtk.models.arguments import parse_model_kwargs

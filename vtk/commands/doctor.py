@@ -1,6 +1,7 @@
-"""``vtk doctor``: checks versions, devices, ONNX Runtime providers and conflicts, and suggests fixes.
+"""Check versions, devices, ONNX Runtime providers and conflicts, and suggest fixes.
 
-`vtk doctor --tune` measures on a CUDA card which implementations are fastest for your models, and keeps the result."""
+`vtk doctor --tune` measures on a CUDA GPU which implementations are fastest for your models, and
+stores the result."""
 
 import dataclasses
 import itertools
@@ -18,7 +19,7 @@ _STYLES = {"ok": None, "note": "dim", "problem": "yellow", "fatal": "bold red"}
 def main(argv: list[str]) -> int:
     """Run ``vtk doctor``; exit code 1 if fine-tuning, evaluating or exporting cannot work.
 
-    With ``--tune`` nothing is checked: choices are measured on the card.
+    With ``--tune`` nothing is checked: choices are measured on the GPU.
     """
     config = _cli.parse(
         DoctorConfig, argv, prog="vtk doctor", description=__doc__, positional=("models",),

@@ -9,7 +9,7 @@ from vtk.errors import UsageError
 TARGETS = {
     "onnx": "an ONNX file that any ONNX Runtime loads",
     "aoti": "a .pt2 compiled by AOTInductor, for C++ and Python",
-    "tasks": "one ONNX file per task, sharing one file of weights, or one for mixed batches",
+    "tasks": "one ONNX file per task with shared weights, or one for mixed batches",
     "tensorrt": "an ONNX file for TensorRT, with scripts that build its engine",
     "triton": "a model repository for Triton Inference Server, one task or many",
 }

@@ -6,10 +6,10 @@ from vtk.commands import _cli
 
 _DESCRIPTION = """Convert every P consecutive blocks of a sequential Vision Transformer to one block of P branches.
 
-The weights stay, the function changes (Touvron et al. 2022, eq. 1-2): the logits and each block are compared with the
-original's. DIR gets model.safetensors, which every command takes, load.py, which loads it with plain timm, and
-drift.json. With --finetune the parallel model is then trained on the folder, and accuracies are reported; with
---distill the original is the teacher; with --no-labels no labels are used."""
+The weights stay the same, but the function changes (Touvron et al. 2022, eq. 1-2): the logits and each block are
+compared with the original's. DIR gets model.safetensors, which every command takes, load.py, which loads it with plain
+timm, and drift.json. With --finetune the parallel model is then trained on the folder, and accuracies are reported;
+with --distill the original is the teacher; with --no-labels no labels are used."""
 
 _EXAMPLES = (
     "vtk parallelize runs/pets/task --branches 2 --data data/pets --out parallel/pets",

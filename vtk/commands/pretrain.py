@@ -1,4 +1,4 @@
-"""``vtk pretrain``: pre-train a Vision Transformer on images without labels by masked image modelling."""
+"""Pre-train a Vision Transformer: without labels by masked image modelling, or with them by `--method supcon`."""
 
 from vtk import console
 from vtk.commands import _cli

@@ -1,4 +1,4 @@
-"""``vtk train``: train a whole model on a folder of images, from random weights or from a checkpoint."""
+"""Train a whole model on a folder of images, from random weights or from a checkpoint."""
 
 from vtk import console
 from vtk.commands import _cli

@@ -27,7 +27,7 @@ _PLAN = Plan(kernels=True)
 class Fp8ViT(FusedViT):
     """A `FusedViT` with qkv, fc1 and fc2 in e4m3; tokens, attention, projection, stem and head are in bf16.
 
-    On a CPU it is a simulation, to tell what fp8 does to a model's answers: the numbers are a card's, the time is not.
+    On a CPU it is a simulation, to tell what fp8 does to a model's outputs: the numbers are a GPU's, the time is not.
     `to_fp8` makes it.
     """
 
@@ -124,10 +124,10 @@ def to_fp8(fused: FusedViT, batches: Iterable[Tensor] = ()) -> Fp8ViT:
 
 
 def check_fp8_device(device: torch.device) -> None:
-    """Refuse a card without fp8 products; a CPU simulates them.
+    """Refuse a GPU without fp8 products; a CPU simulates them.
 
     Raises:
-        UnavailableError: names the card, its compute capability, and the least.
+        UnavailableError: names the GPU, its compute capability, and the least.
     """
     if device.type != "cuda":
         return
@@ -135,6 +135,6 @@ def check_fp8_device(device: torch.device) -> None:
     if found < LEAST_CAPABILITY:
         have, least = (".".join(map(str, numbers)) for numbers in (found, LEAST_CAPABILITY))
         raise UnavailableError(
-            f"fp8 needs a card of compute capability {least} or newer; {torch.cuda.get_device_name(device)} has "
+            f"fp8 needs a GPU of compute capability {least} or newer; {torch.cuda.get_device_name(device)} has "
             f"{have}; use bf16"
         )

@@ -216,7 +216,7 @@ def _load(
         filled[key] = value
     missing = sorted(k.rpartition(".")[0] for k in heads if k not in filled and k.endswith("weight"))
     if named and not (rows and missing) and (note := describe_rows(base.classes, classes)):
-        notes.append(f"of the weights: {note}")
+        notes.append(f"base weights: {note}")
     elif missing:
         known = {k: base.tensors[f"{k}.weight"].shape[0] for k in missing if f"{k}.weight" in base.tensors}
         new = state[f"{missing[0]}.weight"].shape[0]

@@ -75,7 +75,7 @@ def profile(
     Raises:
         UsageError: a back-end that does not exist or does not run this kind of source.
         DataError: the source cannot be read, or ``out`` is not empty.
-        UnavailableError: a device or back-end named in the options is not here.
+        UnavailableError: a device or back-end named in the options is not available.
     """
     config = config or ProfileConfig()
     expect(config, ProfileConfig, "profile")

@@ -105,7 +105,7 @@ def _reference_backend(source: Source, device: torch.device) -> tuple[str, dict[
         if source.facts.precision == "bf16":  # onnxruntime has no bf16 arithmetic on a CPU
             return "ort-cuda", {**options, "device": device}, "onnxruntime on CUDA without optimisation", ()
         return "ort-cpu", {**options, "device": "cpu"}, "onnxruntime on the CPU without graph optimisation", ()
-    caution = f"nothing independent is at hand for {source.name}: give the pack it was made of as --reference"
+    caution = f"there is no independent reference for {source.name}: give the pack it was made of as --reference"
     return source.kind, {"device": device}, "the file itself, one image at a time", (caution,)
 
 
@@ -137,6 +137,6 @@ def _rows_of(backend: Backend, inputs: Mapping[str, Tensor], size: int) -> Tenso
         found.append(backend.run(rows)["logits"].float().cpu()[: count - start])
     logits = torch.cat(found)
     if not bool(torch.isfinite(logits).all()):
-        raise VerificationError(f"the reference, {backend.name}, gives logits that are infinite or not a number; the "
+        raise VerificationError(f"the reference, {backend.name}, gives logits that are infinite or NaN; the "
                                 "file is damaged, or give --reference PACK")  # fmt: skip
     return logits

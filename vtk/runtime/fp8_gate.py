@@ -45,7 +45,7 @@ def calibrate(model: nn.Module, device: torch.device, given: DataImages) -> Fp8V
     if device.type == "cpu":
         console.say("fp8: calibrating, which takes a CPU minutes for all but small models")
     fp8 = to_fp8(fuse(model, torch.float32, keep_source=False).to(device), batches)
-    how = ", simulated on the CPU: the answers are a card's, the time is not" if device.type == "cpu" else ""
+    how = ", simulated on the CPU: the outputs are those of a GPU, the time is not" if device.type == "cpu" else ""
     console.say(f"fp8: calibrated on {sum(map(len, batches))} {training.what}{how}")
     judging = Photographs(held_out, JUDGED, max_pixels=most)
     same, count = _agreement(model.eval().to(device), fp8, judging, card, device)

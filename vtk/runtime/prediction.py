@@ -31,7 +31,7 @@ from vtk.runtime.source import Source
 from vtk.text import one_line
 
 _SHOWN = 20
-_NO_NUMBER = "the model's logits are infinite or not a number"
+_NO_NUMBER = "the model's logits are infinite or NaN"
 _HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")
 """First line of a table of predictions."""
 

@@ -24,13 +24,13 @@ def finetune(
 
     Args:
         config: of the run.
-        teacher: a model at hand, in place of the one that ``config.distill_from`` names.
+        teacher: a loaded model, in place of the one that ``config.distill_from`` names.
         callbacks: called after every step, epoch and file (`vtk.Callback`).
 
     Raises:
         UsageError: flags that are wrong, contradict each other or, on resume, differ from the run's.
         DataError: the folder, the weights or the output folder cannot be used.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is not available.
         DivergedError: the loss became infinite or not a number; the best pack so far is kept.
     """
     expect(config, FinetuneConfig, "finetune")
@@ -53,7 +53,7 @@ def finetune_tasks(config: FinetuneConfig, *, callbacks: Sequence[Callback] = ()
     Raises:
         UsageError: flags that are wrong or contradict each other, or tasks that cannot share their frozen weights.
         DataError: a folder, the weights or the output folder cannot be used.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is not available.
         DivergedError: a loss became infinite or not a number; the best packs so far are kept.
     """
     expect(config, FinetuneConfig, "finetune_tasks")
@@ -68,7 +68,7 @@ def memory_report(config: FinetuneConfig) -> MemoryChoice:
     Raises:
         UsageError: flags that are wrong or contradict each other.
         DataError: the folder or the weights cannot be used.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is not available.
     """
     if not config.tasks:
         return report_memory(config)

@@ -112,7 +112,7 @@ def dry_run(config: RunConfig) -> DryRun:
     Raises:
         UsageError: flags that are wrong or contradict each other.
         DataError: the folder or the weights cannot be used.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is not available.
     """
     if config.tasks:
         prepared = prepare_joint(config, joint_folder(config), open_ranks(config.device))

@@ -38,6 +38,6 @@ def train_memory(config: TrainConfig) -> MemoryChoice:
     Raises:
         UsageError: flags that are wrong or contradict each other.
         DataError: the folder or the weights cannot be used.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is not available.
     """
     return report_memory(config)

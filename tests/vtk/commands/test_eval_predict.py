@@ -417,7 +417,7 @@ def test_an_image_that_gives_no_numbers_is_named_and_changes_no_other_label(
     monkeypatch.setattr(prediction, "_load", spoil)
     found = _json(capsys, *argv)
     assert [entry["path"] for entry in found["skipped"]] == [spoilt]
-    assert "not a number" in found["skipped"][0]["reason"]
+    assert "NaN" in found["skipped"][0]["reason"]
     others = [entry for entry in before if entry["path"] != spoilt]
     assert [(e["path"], e["labels"]) for e in found["predictions"]] == [(e["path"], e["labels"]) for e in others]
     np.testing.assert_allclose(

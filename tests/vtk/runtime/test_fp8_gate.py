@@ -60,7 +60,7 @@ def test_eval_says_what_it_was_calibrated_and_judged_on(pack: Packed, folder: Pa
     code, found, said = run("eval", pack.path, folder, "--precision", "fp8", "--workers", 0, "--device", "cpu")
     assert code == 0, said
     assert "fp8: calibrated on 10 training images of" in said
-    assert "simulated on the CPU: the answers are a card's, the time is not" in said
+    assert "simulated on the CPU: the outputs are those of a GPU, the time is not" in said
     assert "in 15 of 15 held-out images of" in said and "100.0 % (95 % interval 79.6 % to 100.0 %)" in said
     assert (found["backend"], found["provider"], found["precision"]) == ("fused", "torch cpu, fp8 simulated", "fp8")
     assert found["agreement"] is not None and found["same_conditions"] is False

@@ -67,6 +67,6 @@ def describe_rows(known: Sequence[str], wanted: Sequence[str]) -> str:
     if match_rows(known, wanted) is None:
         absent = [name for name in wanted if name not in set(known)]
         shown = ", ".join(absent[:_SHOWN]) + (f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else "")
-        return f"its classifier has other classes ({len(known)}, without {shown}): a new one is initialised"
+        return f"the classifier has other classes ({len(known)}, without {shown}): a new one is initialised"
     how = "in another order" if len(known) == len(wanted) else f"among {len(known)}"
-    return f"its classifier has the classes {how}: rows are matched by name"
+    return f"the classifier has the classes {how}: rows are matched by name"

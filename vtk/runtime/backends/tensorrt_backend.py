@@ -67,8 +67,8 @@ class TensorrtBackend:
         """Check that TensorRT's Python package and CUDA are available."""
         if importlib.util.find_spec("tensorrt") is None:
             raise UnavailableError(
-                "`tensorrt` runs engines with TensorRT's Python package, which is not here; pip install tensorrt, or "
-                "use ort-cuda with the .onnx file"
+                "`tensorrt` runs engines with TensorRT's Python package, which is not installed; pip install tensorrt, "
+                "or use ort-cuda with the .onnx file"
             )
         if not torch.cuda.is_available():
             raise UnavailableError("`tensorrt` was requested, but torch sees no CUDA device; `vtk doctor` says why")

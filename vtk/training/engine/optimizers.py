@@ -24,7 +24,7 @@ def check_optimizer(name: str, kwargs: Sequence[str] = ()) -> None:
 
     Raises:
         UsageError: timm has none of that name, it needs a loop of its own, or it has no such argument.
-        UnavailableError: a package or device that it needs is not here.
+        UnavailableError: a package or device that it needs is not available.
     """
     create([{"params": [nn.Parameter(torch.zeros(2, 2))]}], name, kwargs, lr=1e-3, momentum=0.9)
 

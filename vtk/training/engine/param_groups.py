@@ -100,7 +100,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
     Raises:
         UsageError: there is none, or this loop cannot drive it.
-        UnavailableError: a package or device that it needs is not here.
+        UnavailableError: a package or device that it needs is not available.
     """
     return create(
         parameter_groups(model, config), config.optimizer, config.opt_kwargs, lr=config.lr, momentum=config.momentum

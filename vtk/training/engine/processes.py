@@ -129,7 +129,7 @@ def find_device(text: str) -> torch.device:
 
     Raises:
         UsageError: another name.
-        UnavailableError: CUDA, or the device of that number, is not here.
+        UnavailableError: CUDA, or the device of that number, is not available.
     """
     kind, _, number = text.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
@@ -147,7 +147,7 @@ def open_ranks(device: str) -> Ranks:
 
     Raises:
         UsageError: the processes are not connected, or the device has no known name.
-        UnavailableError: the device is not here.
+        UnavailableError: the device is not available.
     """
     local = find_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

@@ -171,7 +171,7 @@ def open_teacher(
         student: the input of the run's model.
         device: of the run.
         dtype: of the run's frozen weights.
-        trained: a teacher that is at hand already, in place of the one to be read.
+        trained: a loaded teacher, in place of the one to be read.
 
     Raises:
         UsageError: it is no model, or one that cannot teach this run.

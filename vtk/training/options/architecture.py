@@ -34,7 +34,7 @@ class ArchitectureOptions(VariantOptions):
     ] = None
     mlp: Annotated[
         Literal["relu", "bn", "no-norm"] | None,
-        Option("MLP variant: relu, bn, no-norm (Wang et al. 2022, Table 5)"),
+        Option("FFN variant: relu, bn or no-norm (Wang et al. 2022, Table 5)"),
     ] = None
     branches: Branches = 1
     cb: Annotated[bool, Option("Context Broadcasting: mix the mean of all tokens into each")] = False

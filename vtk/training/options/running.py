@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import Device, EvalBatch, Seed, Workers
+from vtk.options.shared import Device, Seed, Workers
 
 GraphChoice = Literal["auto", "on", "off"]
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -52,7 +52,7 @@ class RunningOptions(Config):
         Literal["auto", "fp32", "bf16", "fp16"],
         Option("auto: bf16 on CUDA, fp32 elsewhere; fp16 scales the loss and needs CUDA"),
     ] = "auto"
-    eval_batch_size: EvalBatch = 64
+    eval_batch_size: Annotated[int, Option("images per forward pass in evaluation", least=1)] = 64
     device: Device = "auto"
     workers: Workers = None
     seed: Seed = 0

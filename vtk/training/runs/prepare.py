@@ -186,7 +186,7 @@ def prepare_run(plan: RunPlan, saved: Saved | None = None, teacher: Trained | No
     Args:
         plan: of the run.
         saved: state of the run that is resumed.
-        teacher: a model at hand, in place of what ``--distill-from`` names.
+        teacher: a loaded model, in place of what ``--distill-from`` names.
 
     Raises:
         UsageError: options that do not fit the model or the images.

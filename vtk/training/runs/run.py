@@ -150,7 +150,7 @@ def open_run(
         config: options of the run.
         writer: class of the writer of its files.
         callbacks: called in the main process; ``on_end`` with the end of the context.
-        teacher: a model at hand, in place of what ``--distill-from`` names.
+        teacher: a loaded model, in place of what ``--distill-from`` names.
 
     Raises:
         UsageError: options that are wrong or do not fit the model or the images.

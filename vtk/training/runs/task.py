@@ -100,7 +100,7 @@ def build_task(
         decoding: rules of a resumed run of version 0.1.
         hflip: probability of mirroring in the run that is resumed; anything else than a number where there is none.
         base: weights already read, of an earlier task; by default the options say where they are.
-        teacher: a model at hand, in place of what ``--distill-from`` names.
+        teacher: a loaded model, in place of what ``--distill-from`` names.
 
     Raises:
         UsageError: options that do not fit the model or the images.

@@ -77,7 +77,7 @@ def warn_of_enlarging(audit: DataAudit, spec: InputSpec, patch: int, title: str 
     smaller = ""
     if size < min(spec.size):
         share = spec.height * spec.width / size**2
-        smaller = f"; --img-size {size} takes 1/{share:.0f} of the pixels, and of the memory about as much"
+        smaller = f"; --img-size {size} takes 1/{share:.0f} of the pixels, and about 1/{share:.0f} of the memory"
     console.warn(
         f"{title}images of {height}×{width} px (median) are enlarged {by:.0f} times a side to {spec.height}×"
         f"{spec.width} px{patches}{smaller}"

@@ -212,7 +212,7 @@ def test_without_tensorrt_or_cuda_it_is_one_line_and_exit_5(
 ) -> None:
     path, find = write_engine(), importlib.util.find_spec
     for command in (["profile", str(path)], ["profile", str(path.with_suffix(".onnx")), "--backends", "tensorrt"]):
-        for found, said in ((None, "TensorRT's Python package, which is not here"), (object(), "no CUDA device")):
+        for found, said in ((None, "TensorRT's Python package, which is not installed"), (object(), "no CUDA device")):
             fake = partial(lambda found, name, *more: found if name == "tensorrt" else find(name, *more), found)
             monkeypatch.setattr(importlib.util, "find_spec", fake)
             assert main(command) == 5
