@@ -95,7 +95,7 @@ def _tasks_of(meta: Mapping[str, str], path: Path) -> dict[str, Card]:
     """Read the tasks of a file of many: name to card, in the order of their numbers."""
     fault, advice = "takes a `task` and does not say which there are", "give a file of `vtk export tasks`"
     with reading(path, fault, advice):
-        listed = parse_json(meta["vtk.packs"], f"the list of tasks of {path}")["tasks"]
+        listed = parse_json(meta["vtk.tasks"], f"the list of tasks of {path}")["tasks"]
         return {str(entry["name"]): Card.from_dict(entry["card"], path) for entry in listed}
 
 

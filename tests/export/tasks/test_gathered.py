@@ -85,7 +85,7 @@ def test_inputs_outputs_and_metadata(both: Any) -> None:
         "logits": (kind.FLOAT, ["batch", 5]),
         "num_classes": (kind.INT32, ["batch"]),
     }
-    assert [p.key for p in proto.metadata_props] == ["vtk.packs", "vtk.weights"]
+    assert [p.key for p in proto.metadata_props] == ["vtk.tasks", "vtk.weights"]
     assert both.index["gathered"] == {"file": "gathered.onnx"}
     assert [task["number"] for task in both.index["tasks"].values()] == [0, 1]
 
