@@ -4,6 +4,7 @@ An old name is an alias: the module that it gives is the new one itself, so that
 The aliases go with version 1.
 """
 
+import functools
 import importlib
 import sys
 import warnings
@@ -61,7 +62,10 @@ def alias(name: str) -> None:
     """Put the new module in the place of the one that is being imported under its old name, and warn."""
     new = new_name(name)
     assert new is not None
-    sys.modules[name] = importlib.import_module(new)
+    module = importlib.import_module(new)
+    if (empty := sys.modules.get(name)) is not None:  # another thread may hold what this import began with
+        vars(empty)["__getattr__"] = functools.partial(getattr, module)
+    sys.modules[name] = module
     statement, level = _import_statement(name)
     if statement == name:  # else the package of what is imported, which will warn itself
         warnings.warn(

@@ -117,6 +117,16 @@ def test_every_module_of_the_two_packages_is_the_new_module_itself(package: str,
         assert module.__name__.startswith(("vtk.packs.", "vtk.bank."))
 
 
+@pytest.mark.parametrize("old", [*PUBLIC, "vtk.tasks.load", "vtk.serving.state"])
+def test_a_thread_that_holds_the_module_of_an_unfinished_import_has_its_names(old: str) -> None:
+    held = sys.modules[old] = ModuleType(old)
+    with pytest.warns(FutureWarning):
+        _moved.alias(old)
+    new = sys.modules[old]
+    assert held is not new and not hasattr(held, "nonsense")
+    assert all(getattr(held, name) is value for name, value in vars(new).items() if not name.startswith("__"))
+
+
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_import_lines_of_version_0_1_give_functions_and_classes(line: str) -> None:

@@ -18,7 +18,7 @@ from vtk.analysis.measures.accuracy import (
     placed_batches,
 )
 from vtk.analysis.probes.batches import Batches, eval_mode
-from vtk.analysis.probes.share import ALONE
+from vtk.analysis.probes.share import ALONE, check_keywords
 from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_input, to_pixels
 from vtk.errors import UsageError
@@ -61,6 +61,7 @@ def attack_accuracy(
         UsageError: an option is out of range, or labels are not one number per image.
         DataError: there are no images.
     """
+    check_keywords("attack_accuracy", options, AccuracyOptions)
     if not epsilons or not all(math.isfinite(e) and e >= 0 for e in epsilons):
         raise UsageError(f"`epsilons` are {list(epsilons)}; give 0 or more, in 1/255 of the pixel range")
     if steps < 1:

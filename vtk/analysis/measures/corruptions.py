@@ -10,6 +10,7 @@ from torch import nn
 from vtk.analysis.measures.accuracy import AccuracyOptions, Change, Curve, accuracies
 from vtk.analysis.measures.pixel_corruptions import KINDS, corrupt
 from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.share import check_keywords
 from vtk.errors import UsageError
 
 SEVERITIES = (1, 3, 5)
@@ -70,6 +71,7 @@ def corruption_accuracy(
         UsageError: a kind is unknown or a severity not from 1 to 5.
         DataError: there are no images.
     """
+    check_keywords("corruption_accuracy", options, AccuracyOptions)
     chosen = tuple(dict.fromkeys(kinds)) or tuple(KINDS)
     if unknown := [kind for kind in chosen if kind not in KINDS]:
         raise UsageError(f"corruption {unknown[0]} is not known; choose {', '.join(KINDS)}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.measures.accuracy import AccuracyOptions, Change, Curve, Draws, accuracies
 from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.share import check_keywords
 from vtk.errors import UsageError
 
 CENTRES = tuple(i / 10 for i in range(11))
@@ -80,6 +81,7 @@ def frequency_noise(
         UsageError: a band has no frequency at this image size, or an option is out of range.
         DataError: there are no images.
     """
+    check_keywords("frequency_noise", options, AccuracyOptions)
     if not centres or not all(0 <= centre <= 1 for centre in centres):
         raise UsageError(f"`centres` are {list(centres)}; give frequencies from 0 to 1, in units of π")
     if not (math.isfinite(window) and 0 < window <= 2) or not (math.isfinite(rms) and rms >= 0):

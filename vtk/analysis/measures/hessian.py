@@ -14,7 +14,7 @@ from vtk.analysis.probes.batches import Batches, load_batches
 from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
 from vtk.analysis.probes.second_order import flat_size, hessian_product
-from vtk.analysis.probes.share import ALONE, StepOptions
+from vtk.analysis.probes.share import ALONE, StepOptions, check_keywords
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def hessian_spectrum(
         UsageError: an argument is out of range, or the model has no second derivative.
         DataError: there are no images.
     """
+    check_keywords("hessian_spectrum", steps, StepOptions)
     criterion = loss or CrossEntropy()
     held = load_batches(model, batches, max_images)
     device, width = held[0][0].device, 2 * top + 1
@@ -168,6 +169,7 @@ def hessian_max(
         UsageError: an argument is out of range, or the model has no second derivative.
         DataError: there are no images.
     """
+    check_keywords("hessian_max", steps, StepOptions)
     held = load_batches(model, batches, max_images)
     criterion = loss or CrossEntropy()
     chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}

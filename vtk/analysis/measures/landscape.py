@@ -11,7 +11,7 @@ from vtk import console
 from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
 from vtk.analysis.probes.directions import Direction, DirectionMode, random_directions
 from vtk.analysis.probes.losses import CrossEntropy, Loss, data_loss, l2_term
-from vtk.analysis.probes.share import ALONE, StepOptions
+from vtk.analysis.probes.share import ALONE, StepOptions, check_keywords
 from vtk.errors import UsageError
 
 
@@ -85,6 +85,7 @@ def loss_landscape(
         UsageError: an argument is out of range, or nothing in the model moves.
         DataError: there are no images.
     """
+    check_keywords("loss_landscape", options, StepOptions)
     if grid < 3 or grid % 2 == 0:
         raise UsageError(f"`grid` is {grid}; give an odd number, 3 or more: the model is in the middle")
     if not (math.isfinite(span) and span > 0):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.measures.accuracy import AccuracyCurves, AccuracyOptions, Change, Curve, Draws, accuracies
 from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.share import check_keywords
 from vtk.errors import UsageError
 
 DEVIATIONS = (5.0, 10.0, 20.0, 40.0, 80.0)
@@ -46,6 +47,7 @@ def noise_accuracy(
         UsageError: a strength is negative.
         DataError: there are no images.
     """
+    check_keywords("noise_accuracy", options, AccuracyOptions)
     for name, values in (("deviations", deviations), ("blurs", blurs)):
         if not all(math.isfinite(value) and value >= 0 for value in values):
             raise UsageError(f"`{name}` are {list(values)}; give 0 or more")

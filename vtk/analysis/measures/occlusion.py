@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vtk.analysis.measures.accuracy import AccuracyOptions, Change, Curve, Draws, accuracies
 from vtk.analysis.probes.batches import Batches
+from vtk.analysis.probes.share import check_keywords
 from vtk.errors import UsageError
 
 SIDES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -62,6 +63,7 @@ def occlusion_accuracy(
         UsageError: a side is not from 0 to 1.
         DataError: there are no images.
     """
+    check_keywords("occlusion_accuracy", options, AccuracyOptions)
     if not sides or not all(0 <= side <= 1 for side in sides):
         raise UsageError(f"`sides` are {list(sides)}; give fractions of the image's side from 0 to 1")
     changes: dict[str, Change] = {f"{i}": partial(_hide, side=side) for i, side in enumerate(sides)}

@@ -2,9 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -132,3 +132,16 @@ class StepOptions(TypedDict, total=False):
     save: Save | None
     share: Share
     show_progress: bool
+
+
+def check_keywords(function: str, given: Mapping[str, object], kind: Any) -> None:
+    """Refuse keywords that a function's ``TypedDict`` of keywords lacks, and the lack of those that it requires.
+
+    Raises:
+        TypeError: as of a function that lists its keywords.
+    """
+    for name in given:
+        if name not in kind.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    for name in sorted(kind.__required_keys__ - set(given)):
+        raise TypeError(f"{function}() missing required keyword-only argument: {name!r}")
