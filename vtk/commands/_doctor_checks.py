@@ -179,10 +179,10 @@ def check_devices() -> Iterator[Check]:
     from vtk.profiling.machine import cpu_name
 
     memory = psutil.virtual_memory()
-    cores = psutil.cpu_count(logical=False) or "?"
+    cores, threads = psutil.cpu_count(logical=False) or "?", torch.get_num_threads()
     yield Check(
         "devices", "cpu", "ok",
-        f"{cpu_name()}, {cores} cores ({os.cpu_count()} logical), torch takes {torch.get_num_threads()} threads, "
+        f"{cpu_name()}, {cores} cores ({os.cpu_count()} logical), torch uses {threads} thread{'s' * (threads != 1)}, "
         f"{console.size(memory.available)} of {console.size(memory.total)} memory free",
     )  # fmt: skip
     if torch.cuda.is_available():

@@ -40,7 +40,7 @@ def text(
     shown = {name: _positional(kind, name) for name in positional}
     lines = [f"usage: {prog} {' '.join([*shown.values(), '[OPTIONS]'])}", ""]
     for paragraph in description.replace("``", "`").strip().split("\n\n"):
-        lines += [*textwrap.wrap(paragraph, WIDTH), ""]
+        lines += [*textwrap.wrap(paragraph, WIDTH, break_on_hyphens=False), ""]
     for line in examples:
         lines += textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False,
                                break_on_hyphens=False)  # fmt: skip
@@ -58,7 +58,7 @@ def text(
     else:
         lines.append("Every command takes --config FILE.yaml, --json and --debug.")
         if hidden:
-            lines.append(f"{prog} --help-all shows {hidden} more options.")
+            lines.append(f"{prog} --help-all shows {hidden} more option{'s' * (hidden != 1)}.")
     return "\n".join(lines).replace("\n\n\n", "\n\n")
 
 
