@@ -47,7 +47,7 @@ def test_help_fits_a_terminal_and_the_rest_is_one_flag_away(
     flags = set(re.findall(r"^  (--[a-z0-9-]+)", text, re.M))
     listed = set(re.findall(r"^  (--[a-z0-9-]+)", "\n".join(short), re.M))
     assert listed <= flags and {"--config", "--json", "--debug"} <= flags - listed
-    hidden = re.search(r"--help-all shows (\d+) more options", "\n".join(short))
+    hidden = re.search(r"--help-all shows (\d+) more options?\.", "\n".join(short))
     assert len(flags) - len(listed) - 3 == (int(hidden[1]) if hidden else 0)
 
 
