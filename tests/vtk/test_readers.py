@@ -171,7 +171,7 @@ class TestTorchFiles:
         value = torch.zeros(1).as_strided(shape, strides)
         torch.save({"blocks.0.attn.qkv.weight": value}, tmp_path / "w.pth")
         refused(
-            lambda: read_weights(tmp_path / "w.pth"), r"would take 4,398,046,511,104 bytes and the file has", DataError
+            lambda: read_weights(tmp_path / "w.pth"), r"would need 4,398,046,511,104 bytes and the file has", DataError
         )
 
     def test_an_archive_that_unpacks_to_far_more_is_refused(self, tmp_path: Path) -> None:

@@ -148,7 +148,6 @@ class Build:
     def _props(self, name: str) -> dict[str, str]:
         if name == GATHERED:  # no task can be called so
             tasks = [{"name": m.name, "card": m.card.to_dict()} for m in self.members]
-            # a key of the file format, not a module
             return {"vtk.tasks": to_json({"format": 1, "tasks": tasks})}
         facts = Facts(target=self.config.target or "")
         return {"vtk": next(m.card for m in self.members if m.name == name).to_json(), **facts.props()}

@@ -291,4 +291,4 @@ def test_an_output_without_the_letters_shows_numbers() -> None:
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
-    assert "radii of the L\\u221e ball" in run.stdout
+    assert "extent of each axis, \\xb1 this many" in run.stdout

@@ -358,8 +358,8 @@ def test_a_stopped_tuning_says_what_is_kept(
 
 def test_tuning_needs_a_card_and_models_need_tuning(capsys: pytest.CaptureFixture[str]) -> None:
     for words, code, said in (
-        (["--tune"], 5, "`--tune` measures on a CUDA device, and torch sees none here"),
-        (["test_vit"], 2, "names models and tunes none; add --tune"),
+        (["--tune"], 5, "`--tune` needs a CUDA device, and torch sees none"),
+        (["test_vit"], 2, "names models, which only --tune uses; add --tune"),
         (["--batch-sizes", "1"], 2, "`--batch-sizes` is for --tune; add that, or leave it out"),
         (["--tune", "--seconds", "61"], 2, "`--seconds` is 61"),
         (["--tune", "--device", "cpu"], 2, "allowed is cuda or cuda:N"),

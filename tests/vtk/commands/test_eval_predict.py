@@ -395,7 +395,7 @@ def test_a_model_whose_numbers_are_not_finite_gives_no_labels(
     argv = [command, str(pack), str(shop.photos), "--base", str(shop.pack.parent / "base.safetensors")]
     out = tmp_path / "p.csv"
     assert main([*argv, "--out", str(out)] if command == "predict" else argv) == 4
-    assert "infinite or not a number" in capsys.readouterr().err
+    assert "infinite or NaN" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -424,4 +424,4 @@ def test_an_image_that_gives_no_numbers_is_named_and_changes_no_other_label(
         [e["scores"] for e in found["predictions"]], [e["scores"] for e in others], rtol=0, atol=1e-6
     )
     assert main(["predict", str(shop.pack), spoilt, "--backend", backend]) == 4
-    assert "infinite or not a number" in capsys.readouterr().err
+    assert "infinite or NaN" in capsys.readouterr().err

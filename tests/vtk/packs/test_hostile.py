@@ -236,7 +236,7 @@ def test_pickles_are_not_run(pack: Path, tmp_path: Path, small: tuple[str, dict[
         (tmp_path / name).write_bytes(data)
         refused(lambda name=name: read_base(*small, tmp_path / name))
     torch.save({"state_dict": {"x": Shell()}}, tmp_path / "z.pth")
-    refused(lambda: read_base(*small, tmp_path / "z.pth"), "holds Python objects besides tensors")
+    refused(lambda: read_base(*small, tmp_path / "z.pth"), "has Python objects besides tensors")
     assert not (tmp_path / "pwned").exists()
 
 

@@ -61,8 +61,8 @@ def test_the_flags_are_transforms_of_plain_json(flags: dict, expected: tuple) ->
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"cb_layers": ("all",)}, "add --cb or --cb-scale"),
-        ({"cb_on": "msa"}, "add --cb or --cb-scale"),
+        ({"cb_layers": ("all",)}, "need --cb or --cb-scale; add one of them"),
+        ({"cb_on": "msa"}, "need --cb or --cb-scale; add one of them"),
         ({"cb": True, "cb_layers": ("lower",)}, "`--cb-layers` lower: give upper, all, or block numbers"),
         ({"cb": True, "cb_layers": ("all", "3")}, "`--cb-layers` all 3"),
         ({"cb": True, "cb_layers": ()}, "`--cb-layers` is empty"),
@@ -131,7 +131,7 @@ def test_a_pack_with_broadcasting_is_merged_and_trained_further(config, photos, 
     assert main(["tasks", "merge", str(result.task), "--out", str(merged), "--json"]) == 0
     told, warned = capsys.readouterr()
     assert json.loads(told)["timm_code"] is None
-    assert "warning: not for plain timm: timm has no `add_context_broadcast`" in " ".join(warned.split())
+    assert "warning: plain timm cannot load it: timm has no `add_context_broadcast`" in " ".join(warned.split())
     whole, pack = load_checkpoint(merged), load_task(result.task)
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():

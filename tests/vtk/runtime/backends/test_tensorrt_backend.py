@@ -249,7 +249,7 @@ def test_a_profile_compares_it_with_onnxruntime_and_says_tf32(
     assert "1 to 4 images at once" in backend.cells[2].reason
     assert backend.provider.endswith("TF32") is tf32 and backend.arithmetic == ("tf32" if tf32 else "")
     assert backend.cells[0].tolerance.startswith("cosine" if tf32 else "≤ 0.0001")
-    assert any("rounded to TF32" in text for text in result.warnings) is tf32
+    assert any("matrix products use TF32" in text for text in result.warnings) is tf32
 
 
 def test_an_engine_with_other_logits_than_its_model_gets_no_number(

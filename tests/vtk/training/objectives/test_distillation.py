@@ -204,7 +204,7 @@ def test_a_teacher_of_other_classes_is_refused(classes, card, message):
         ({"distill_alpha": 0.3}, "`--distill-alpha` needs a teacher; add --distill-from"),
         ({"distill_from": "x", "distill_alpha": 0.0}, "`--distill-alpha` is 0.0; allowed is above 0, at most 1"),
         ({"distill_from": "x", "distill_temperature": -1.0}, "allowed is above 0"),
-        ({"distill_from": "x", "distill_kind": "hard", "distill_temperature": 2.0}, "--distill-kind hard has none"),
+        ({"distill_from": "x", "distill_kind": "hard", "distill_temperature": 2.0}, "needs --distill-kind soft, but the kind is hard"),
         ({"distill_from": " "}, "`--distill-from` is ' '; allowed is a pack"),
         ({"distill_from": "x", "data": None, "tasks": ("a=x", "b=y")}, "give one run for each"),
         ({"distill_from": "x", "distill_alpha": 1.0, "class_weights": "balanced"}, "--distill-alpha 1 leaves nothing"),
