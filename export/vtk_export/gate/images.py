@@ -18,7 +18,7 @@ from vtk.runtime.data_option import DataImages, data_images, judging_images
 from vtk.runtime.data_parts import Split
 from vtk.runtime.images import ImageSelection
 from vtk.runtime.source import Source
-from vtk_export.gate.verify import BATCHES
+from vtk_export.gate.limits import BATCHES
 
 
 @dataclass(frozen=True)

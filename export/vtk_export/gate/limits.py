@@ -39,6 +39,9 @@ LIMITS = {
 }
 """Per kind of file. int8 rounds so coarsely that its cosine only finds a file that is wrong; its accuracy is judged."""
 
+BATCHES = (1, 2, 3, 7, 16)
+"""Batch sizes that a file with a dynamic batch is run with."""
+
 RELATIVE_BOUND = LIMITS["fp32"].error or 0.0
 """Largest error of an fp32 file, as a fraction of the batch's largest absolute logit."""
 

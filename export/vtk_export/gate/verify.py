@@ -15,15 +15,12 @@ from torch.nn import functional as F
 from vtk.errors import DataError, UnavailableError, VerificationError
 from vtk.runtime.backends.base import Backend, load_backend
 from vtk.runtime.onnx_file import open_onnx
-from vtk_export.gate.limits import LIMITS, RELATIVE_BOUND, Limits
+from vtk_export.gate.limits import BATCHES, LIMITS, RELATIVE_BOUND, Limits
 from vtk_export.gate.rows import GateRow, check_rows, print_rows
 from vtk_export.gate.structure import verify_structure
 
 __all__ = ["BATCHES", "RELATIVE_BOUND", "GateRow", "check_rows", "compare", "open_sessions", "print_rows",
            "verify_structure", "verify_values"]  # fmt: skip
-
-BATCHES = (1, 2, 3, 7, 16)
-"""Batch sizes that a file with a dynamic batch is run with."""
 
 
 def verify_values(

@@ -174,5 +174,5 @@ def test_a_bank_serves_packs_of_one_stem(config: Any, tmp_path: Path) -> None:
             with torch.no_grad():
                 torch.testing.assert_close(found[name], load_task(pack).model(images[name]), rtol=1e-4, atol=1e-5)
     own = finetune(config(weights=merged, pretrained=True, train="full", out=tmp_path / "own")).task
-    with pytest.raises(UsageError, match=r"changed `.*`, which tasks of a bank share"):
+    with pytest.raises(UsageError, match=r"changed `.*`, which all tasks of a bank share"):
         bank.add("own", own)
