@@ -12,7 +12,7 @@ GROWTH = 1.10
 TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 """Instruction that a product of 64 rows or more must become."""
 
-ABSENT = {100: {"_residual_kernel"}}
+ABSENT = {100: {"_residual_kernel"}, 120: {"_residual_kernel"}}
 """Kernels that launchers do not start on cards of a capability."""
 
 Row = dict[str, Any]
