@@ -205,7 +205,7 @@ def test_lora_and_multi_label_compile(config, programs, tmp_path):
 SCRIPT = """
 import sys
 from vtk.__main__ import main
-from vtk.training import compiled
+from vtk.training.engine import compile_passes as compiled
 compiled.BACKEND = "aot_eager"
 sys.exit(main(sys.argv[1:]))
 """
