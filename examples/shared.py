@@ -1,4 +1,4 @@
-"""What the examples share: a base with two classifiers on it, and the proof that packs share its FFN."""
+"""Trains the base and the two classifiers of the examples, and checks that their packs share its FFN."""
 
 from collections.abc import Mapping
 from pathlib import Path
