@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
@@ -19,8 +20,9 @@ from vtk.fused.blocks import fold_block
 from vtk.fused.build import check_model
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.mlp_stage import MlpStage
-from vtk.fused.norms import NormSpec
+from vtk.fused.norms import NormSpec, refusal
 from vtk.fused.stages import Stage
+from vtk.models.packed.structure import Heads, attention_modules, read_block
 
 Weights = tuple[dict[str, Tensor], ...]
 """Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""
@@ -160,6 +162,7 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
     """
     try:
         check_model(model)
+        _check_plain(model)
         with torch.no_grad():
             like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32))
             stages: list[Stage] = []
@@ -177,6 +180,20 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
         w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
     shared = Folded(stages, embedding, pooling) if whole else None
     return Folding(shared, weights, Piece(table, w_head, b_head))
+
+
+def _check_plain(model: Any) -> None:
+    """Refuse what `vtk.bank.forward` does not compute."""
+    for name, attn in attention_modules(model.blocks):
+        heads = Heads.of(attn)
+        if type(model.blocks) is not nn.Sequential or heads.gated or type(heads.inner) is not nn.Identity:
+            raise refusal(name, attn, "only timm's Attention without gate and inner norm is known here")
+    for i, block in enumerate(model.blocks):
+        for branch in read_block(block, f"blocks.{i}").ffns:
+            if type(branch.body.norm) is not nn.Identity:
+                raise refusal(f"{branch.name}.norm", branch.body.norm, "a norm between the two layers")
+            if not isinstance(branch.body, Mlp):
+                raise refusal(branch.name, branch.body, "only timm's two-layer Mlp is known here")
 
 
 def _is_product(model: Any, head: Head) -> bool:
