@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "differential attention": (
         "vit_tiny_patch16_224",
         {"attn_layer": "diff"},
-        "`blocks\\.0\\.attn` is a DiffAttention: only timm's",
+        "`blocks\\.0\\.attn` is a DiffAttention: differential attention; only timm's",
     ),
 }
 

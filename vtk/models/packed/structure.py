@@ -119,9 +119,12 @@ def read_block(block: Any, name: str = "block") -> BlockStructure:
             getattr(block, "cb_msa", None), getattr(block, "cb", None),
         )  # fmt: skip
     known = "Block, ParallelThingsBlock, EvaBlock and RelPosBlock"
+    reason = ""
     if "Post" in type(block).__name__:
-        raise _refusal(name, block, f"its norms come after attention and FFN; only timm's {known} can be packed")
-    raise _refusal(name, block, f"only timm's {known} can be packed")
+        reason = "its norms come after attention and FFN; "
+    elif hasattr(block, "in_proj"):
+        reason = "one matrix holds rows of attention, which are the task's, and of the FFN; "
+    raise _refusal(name, block, f"{reason}only timm's {known} can be packed")
 
 
 def attention_modules(blocks: Iterable[nn.Module]) -> list[tuple[str, Any]]:
@@ -194,7 +197,8 @@ def _check_attention(branch: Branch) -> None:
     # not a subclass, which may compute something else
     if own_class(attn) not in _ATTENTIONS:
         known = "Attention, AttentionRope, EvaAttention and those with relative positions"
-        raise _refusal(branch.name, attn, f"only timm's {known} can be packed")
+        reason = "differential attention; " if "Diff" in type(attn).__name__ else ""
+        raise _refusal(branch.name, attn, f"{reason}only timm's {known} can be packed")
     _check_norm(branch.norm_name, branch.norm)
     heads = Heads.of(attn)
     for name, norm in (("q_norm", heads.q_norm), ("k_norm", heads.k_norm), ("norm", heads.inner)):
