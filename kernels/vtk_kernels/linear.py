@@ -99,8 +99,6 @@ def linear(
     return run(x, w, b, row_stats, eps, rms)
 
 
-def _check(
-    x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor | None, eps: float | None, rms: bool
-) -> None:
+def _check(x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor | None, eps: float | None, rms: bool) -> None:
     check_linear(x, w, b)
     check_row_stats(x, row_stats, eps, rms)
