@@ -68,9 +68,7 @@ def _save_op(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vtk_kernels::linear_gelu_stats", mutates_args=())
-def _stats_op(
-    x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor, eps: float, rms: bool = False
-) -> Tensor:
+def _stats_op(x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor, eps: float, rms: bool = False) -> Tensor:
     check_linear(x, w, b)
     check_row_stats(x, row_stats, eps, rms)
     y = (_linear_gelu_launch if runs_kernel(x) else linear_gelu_ref)(x, w, b, False, row_stats, eps, rms)
