@@ -41,6 +41,7 @@ RESIDENT = {
     "_patchify_kernel": Resident(8, 8),
     "_quantize_rows_kernel": Resident(2, 4),
     "_residual_kernel": Resident(1, 2),
+    "_rotary_attention_kernel": Resident(2, 2),
     "_short_attention_kernel": Resident(2, 2),
     "_splitk_linear_kernel": Resident(1, 2),
 }
