@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage, QkNorm
-from vtk.fused.blocks import fold_block
-from vtk.fused.build import check_model
 from vtk.fused.embed import Embedding, Head
+from vtk.fused.families import reader_of
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
 from vtk.fused.stages import Stage
@@ -159,13 +158,14 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
         UsageError: a part that `vtk.fused` does not know.
     """
     try:
-        check_model(model)
+        reader = reader_of(model)
         with torch.no_grad():
             like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32))
             stages: list[Stage] = []
-            for i, block in enumerate(model.blocks):
-                stages += fold_block(block, like, f"blocks.{i}", ffn=whole)
-            embedding, head = Embedding(model, like), Head(model, like)
+            for i in range(len(model.blocks)):
+                stages += reader.stages(model, i, like, ffn=whole)
+            embedding, head = reader.embedding(model, like), reader.head(model, like)
+        check_known(model, stages)
     except UsageError as error:
         raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
     weights = tuple(_take_matrices(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
@@ -177,6 +177,25 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
         w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
     shared = Folded(stages, embedding, pooling) if whole else None
     return Folding(shared, weights, Piece(table, w_head, b_head))
+
+
+def check_known(model: Any, stages: Sequence[Stage]) -> None:
+    """Refuse what the bank's own forward pass does not compute.
+
+    Raises:
+        UsageError: names the block's kind of part.
+    """
+    for stage in stages:
+        part = None
+        if isinstance(stage, AttentionStage):
+            part = "rotary positions" if stage.rotary is not None else part
+            part = "heads that share keys and values" if stage.num_heads != stage.num_kv_heads else part
+            part = "gated attention" if stage.w_gate is not None else part
+            part = "a bias of the scores" if stage.attn_bias is not None else part
+        if getattr(stage, "sub_norm", None) is not None:
+            part = "a norm before the second layer (scale_attn_norm, scale_mlp_norm)"
+        if part:
+            raise UsageError(f"a folded bank knows no {part}, which {type(model).__name__} has")
 
 
 def _is_product(model: Any, head: Head) -> bool:

@@ -87,6 +87,14 @@ def normalize(x: Tensor, spec: NormSpec, kernels: bool) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=spec.eps)
 
 
+def normalize_parts(x: Tensor, spec: NormSpec, parts: int, plan: Any = None) -> Tensor:
+    """Normalise each of so many equal parts of the last axis of ``x`` by itself, with kernels as the plan says."""
+    kernels = plan is not None and plan.kernels
+    if parts == 1:
+        return normalize(x, spec, kernels)
+    return normalize(x.unflatten(-1, (parts, -1)), spec, kernels).flatten(-2)
+
+
 def refusal(where: str, module: nn.Module, reason: str) -> UsageError:
     """Return the error for a part that cannot be fused: its name, its class, why, and what to do."""
     return UsageError(

@@ -7,7 +7,7 @@ for the branches; LayerNorm's affine part, 1/√D and LayerScale are inside the 
 """
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,9 @@ class Stage(nn.Module, abc.ABC):
         return self.norm.kind == "layer" and not self.front
 
     @abc.abstractmethod
-    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def pairs(
+        self, h: Reading, queries: int | None, plan: Plan, split: bool, ropes: Sequence[Tensor] = ()
+    ) -> Iterator[Pair]:
         """Yield (activation (B, N', K), matrix (C, K)).
 
         Args:
@@ -95,6 +97,7 @@ class Stage(nn.Module, abc.ABC):
             queries: compute only the first so many tokens of the output; None for all.
             plan: of the forward pass.
             split: one pair per branch.
+            ropes: the model's rotary tables for these images, (R, D) or (H, R, D) each.
         """
 
     @abc.abstractmethod
