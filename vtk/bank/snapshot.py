@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vtk.bank.folded import Folding, Piece, Weights, n_bytes
+from vtk.bank.positions import Positions
 from vtk.bank.shared_weights import Shared
 from vtk.bank.task_entry import Entry
 from vtk.bank.task_heads import Ends
@@ -24,6 +25,7 @@ class State:
         entries: by name.
         held: attention weights by number, of a `HeldStore`.
         ends: concatenated tables and classifiers, of a folded bank.
+        positions: rotary tables and biases.
         version: unique to each state.
     """
 
@@ -31,11 +33,12 @@ class State:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     held: Mapping[int, Weights] = field(default_factory=dict)
     ends: Ends | None = None
+    positions: Positions = field(default_factory=Positions)
     version: int = field(default_factory=_VERSIONS.__next__)
 
     def fixed_bytes(self) -> int:
         """Return the bytes that are always on the device: the shared part, and the tasks' tables and classifiers."""
-        shared = [] if self.shared is None else self.shared.held()
+        shared = [*([] if self.shared is None else self.shared.held()), *self.positions.tensors()]
         return n_bytes(shared) + sum(e.end_bytes for e in self.entries.values())
 
     def room(self, max_bytes: int | None, unit: int) -> int | None:
