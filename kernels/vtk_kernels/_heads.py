@@ -196,24 +196,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     a, b = x.chunk(2, -1) if half else x.unflatten(-1, (-1, 2)).unbind(-1)
     turned = (a * cos - b * sin, b * cos + a * sin)
     return torch.cat(turned, -1) if half else torch.stack(turned, -1).flatten(-2)
-
-
-def attend(
-    qkv: Tensor,
-    heads: Heads,
-    num_queries: int | None,
-    scale: float,
-    row: Tensor | None = None,
-    slot: Tensor | None = None,
-) -> Tensor:
-    """Attention of (B, N, (H + 2·Hkv)·D) by SDPA: (B, N', H·D)."""
-    qk, v = split(qkv, heads)
-    qk = prepare(qk, heads, row, slot)
-    q, k = qk[..., : heads.num_heads, :], qk[..., heads.num_heads :, :]
-    q, k, v = (t.transpose(1, 2) for t in (q if num_queries is None else q[:, :num_queries], k, v))
-    if heads.num_kv_heads < heads.num_heads:
-        k, v = (t.repeat_interleave(heads.num_heads // heads.num_kv_heads, 1) for t in (k, v))
-    bias = heads.attn_bias
-    if bias is not None:
-        bias = bias[:, : q.shape[2], : k.shape[2]].to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale).transpose(1, 2).flatten(2)

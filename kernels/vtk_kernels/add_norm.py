@@ -1,12 +1,13 @@
-"""Residual addition and the LayerNorm or RMSNorm (no affine) of the sum in one pass, optionally closing a split-K product.
+"""Residual addition and the norm (no affine part) of the sum in one pass, optionally closing a split-K product.
 
     y = x + r,   r given, or r = Σ_s partials[s] + bias   (s ascending: the same bits every time)
-    x_hat, rstd = LayerNorm of y before it is rounded to the type of x
+    x_hat, rstd = LayerNorm or RMSNorm of y before it is rounded to the type of x
     g = gy + rstd · (gh − mean(gh) − x_hat · mean(gh · x_hat))    for x and for r alike
 
-The gradient is LayerNorm's; see `norm` for RMSNorm's. x may be a table (1, N, C), the same for every image of a batch; its gradient is the sum of g over them. Only x_hat and
-rstd are kept for the gradient. One program holds one row of C channels in registers. Elements moved per row: forward
-reads 2 C (with partials C, and S C in fp32) and writes 2 C and one rstd; backward reads 3 C and writes C.
+The gradient is LayerNorm's; `norm` says how RMSNorm's differs. x may be a table (1, N, C), the same for every image of
+a batch; its gradient is the sum of g over them. Only x_hat and rstd are kept for the gradient. One program holds one
+row of C channels in registers. Elements moved per row: forward reads 2 C (with partials C, and S C in fp32) and writes
+2 C and one rstd; backward reads 3 C and writes C.
 """
 
 from typing import Any, no_type_check
@@ -234,7 +235,8 @@ def add_norm(
     Returns:
         y: (..., C), x + r, contiguous, the shape of r and the type of ``x``.
         x_hat: (..., C), the norm of y before rounding, contiguous, the type of ``x``.
-        rstd: (...), 1/√(variance + eps), or 1/√(mean square + eps), in fp32 (fp64 for fp64). No gradient flows through it.
+        rstd: (...), 1/√(variance + eps), or 1/√(mean square + eps), in fp32 (fp64 for fp64). No gradient flows
+            through it.
 
     Raises:
         ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.

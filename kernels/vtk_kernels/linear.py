@@ -3,7 +3,8 @@
     y = rstd(row_stats, eps) ⊙ (x · wᵀ) + b
 
 With a w whose rows have mean 0 and that holds LayerNorm's weight, this is the linear layer of LayerNorm(x); with a w
-that holds RMSNorm's weight and with ``rms``, that of RMSNorm(x). Statistics come from the product that wrote x (`linear_residual`), so that x is read once and its norm never written.
+that holds RMSNorm's weight, and ``rms``, that of RMSNorm(x). Statistics come from the product that wrote x
+(`linear_residual`), so that x is read once and its norm never written.
 Elements moved: reads x and w once per column and row of tiles (cached), and 2 S a row of statistics; writes T · F.
 """
 

@@ -209,7 +209,8 @@ def norm(
 
     Returns:
         x_hat: (..., C), contiguous, the type of ``x``.
-        rstd: (...), 1/√(variance + eps), or 1/√(mean square + eps), in fp32 (fp64 for fp64). No gradient flows through it.
+        rstd: (...), 1/√(variance + eps), or 1/√(mean square + eps), in fp32 (fp64 for fp64). No gradient flows
+            through it.
 
     Raises:
         ValueError: no channel, integers, a bias of another shape, or ``use_triton=True`` where no kernel can run.

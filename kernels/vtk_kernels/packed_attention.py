@@ -21,13 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vtk_kernels._attention_backward import packed_attention_backward, unfold
+from vtk_kernels._attention_backward import packed_attention_backward
 from vtk_kernels._attention_kernel import launch, output_shape
+from vtk_kernels._attention_reference import reference
 from vtk_kernels._dispatch import LAUNCHES, opaque, route, runs_kernel
-from vtk_kernels._heads import HeadNorms, Heads, attend, check_heads
+from vtk_kernels._heads import HeadNorms, Heads, check_heads
 from vtk_kernels._matmul import check_row_scale
+from vtk_kernels._rotary_attention import launch as launch_rotary
+from vtk_kernels._rotary_operator import fastest, flat
 from vtk_kernels._rows import check_channels
-from vtk_kernels._segments import check_segments, equal_runs
+from vtk_kernels._segments import check_segments
 from vtk_kernels._short_attention import fits, short_attention
 from vtk_kernels.choices import choose, device_name
 
@@ -60,29 +63,7 @@ def packed_attention_ref(
     """
     kv = num_heads if num_kv_heads is None else num_kv_heads
     heads = Heads(num_heads, kv, rope, rotate_half, rope_row, qk_norm, attn_bias)
-    slot = None if qk_norm is None else qk_norm.slot
-    qkv = unfold(qkv, row_scale, bias)
-    if cu_seqlens is None:
-        if heads.plain:
-            return _attend(qkv, num_heads, num_queries, scale)
-        return attend(qkv, heads, num_queries, scale, rope_row, slot)
-    width, row, segment, parts = qkv.shape[1] // heads.parts * num_heads, 0, 0, []
-    for first, count, length in equal_runs(cu_seqlens, len(qkv), max_seqlen):
-        row = first + count * length
-        packed = qkv[first:row].reshape(count, length, qkv.shape[1])
-        found = attend(
-            packed, heads, num_queries, scale,
-            None if rope_row is None else rope_row[first:row].reshape(count, length),
-            None if slot is None else slot[segment : segment + count],
-        )  # fmt: skip
-        segment += count
-        # a segment that has fewer tokens than queries gets zeros for the rest
-        parts.append(
-            found.flatten(0, 1) if num_queries is None else F.pad(found, (0, 0, 0, num_queries - found.shape[1]))
-        )
-    if num_queries is None:
-        parts.append(qkv.new_zeros(len(qkv) - row, width))
-    return torch.cat(parts) if parts else qkv.new_zeros(0, num_queries or 0, width)
+    return reference(qkv, heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
 
 
 def _attend(qkv: Tensor, num_heads: int, num_queries: int | None, scale: float) -> Tensor:
@@ -209,10 +190,7 @@ def packed_attention(
     _check(qkv, num_heads, cu_seqlens, num_queries, row_scale, bias, heads.num_kv_heads)
     check_heads(qkv, heads, cu_seqlens)
     if not heads.plain:
-        return packed_attention_ref(
-            qkv, num_heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen, num_kv_heads=num_kv_heads,
-            rope=rope, rotate_half=rotate_half, rope_row=rope_row, qk_norm=qk_norm, attn_bias=attn_bias,
-        )  # fmt: skip
+        return _prepared(qkv, heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen, use_triton)
     run: Any
     way = route(qkv, use_triton, row_scale, bias)
     if cu_seqlens is not None:
@@ -224,6 +202,29 @@ def packed_attention(
     else:
         run = launch if use_triton else _fastest
     return run(qkv, num_heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
+
+
+def _prepared(
+    qkv: Tensor,
+    heads: Heads,
+    cu_seqlens: Tensor | None,
+    num_queries: int | None,
+    scale: float,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    max_seqlen: int | None,
+    use_triton: bool | None,
+) -> Tensor:
+    norms = () if heads.qk_norm is None else heads.qk_norm[2:]
+    way = route(qkv, use_triton, row_scale, bias, heads.rope, heads.attn_bias, *norms)
+    if cu_seqlens is not None:
+        way = opaque(way, qkv, use_triton)
+    more = (cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
+    if way == "operator":
+        found: Tensor = torch.ops.vtk_kernels.rotary_attention(qkv, *more, heads.num_heads, *flat(heads))
+        return found
+    run = reference if way == "reference" else launch_rotary if use_triton else fastest
+    return run(qkv, heads, *more)
 
 
 def _check(

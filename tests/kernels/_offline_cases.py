@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, _short_attention, choices
+from vtk_kernels import _rotary_attention as _rotary
+from vtk_kernels._heads import HeadNorms, Heads
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
@@ -52,6 +54,7 @@ def cases() -> Iterator[Case]:
             *((row, size == "S") for row in row_wise(channels)),
             *((row, size == "S" and branches == 2) for branches in (1, 2) for row in products(channels, branches)),
             *((row, size == "S" and branches == 2) for branches in (1, 2) for row in attentions(heads * branches)),
+            *((row, size == "S") for row in rotary_attentions(heads)),
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
@@ -264,6 +267,76 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
             f"short_attention folded {n} D={d} {h}", False,
             short_attention, x, heads, None, 1.0, fp32(8, n), empty(3 * d * heads),
         )  # fmt: skip
+
+
+def rotary_attentions(heads: int) -> Iterator[tuple[Any, ...]]:
+    """Yield DINOv3 at 256 px, EVA-02 at 224 px, folded forms, segments, norms, tables per head, biases, wide heads."""
+    launch, d = _rotary.launch, 64
+    h = f"{heads}h"
+    width = 3 * d * heads
+    bias, packed, row_scale = empty(width), empty(2048, width), fp32(2048)
+    offsets, rows = empty(9, dtype=torch.int32), empty(2048, dtype=torch.int32)
+    for name, n, half in (("DINOv3", 261, True), ("EVA-02", 257, False)):
+        x, turned, scale = empty(8, n, width), Heads(heads, heads, fp32(n, d), half), fp32(8, n)
+        yield f"rotary_attention {name} {h}", True, launch, x, turned
+        yield f"rotary_attention {name} folded {h}", True, launch, x, turned, None, None, 1.0, scale, bias
+        yield f"rotary_attention {name} pooled {h}", False, launch, x, turned, None, 1, 1.0, scale, bias
+        pointing = turned._replace(rope_row=rows)
+        yield (
+            f"rotary_attention {name} segments {h}", half,
+            launch, packed, pointing, offsets, None, 1.0, None, None, 577,
+        )  # fmt: skip
+        yield (
+            f"rotary_attention {name} segments folded {h}", False,
+            launch, packed, pointing, offsets, None, 1.0, row_scale, bias, 577,
+        )  # fmt: skip
+    for kind in ("layer", "rms"):
+        w = [empty(heads, d) for _ in range(4)]
+        norms = HeadNorms(kind, EPS, w[0], None if kind == "rms" else w[1], w[2], None if kind == "rms" else w[3])
+        for half in (True, False):
+            both = Heads(heads, heads, fp32(heads, 261, d), half, None, norms)
+            yield f"rotary_attention {kind} per head {half} {h}", False, launch, empty(8, 261, width), both
+        alone = Heads(heads, heads, None, False, None, norms)
+        yield (
+            f"rotary_attention {kind} alone {h}",
+            False,
+            launch,
+            empty(8, 197, width),
+            alone,
+            None,
+            None,
+            1.0,
+            None,
+            bias,
+        )
+        slots = norms._replace(
+            slot=empty(8, dtype=torch.int32),
+            **{k: empty(16, heads, d) for k in norms._fields[2:6] if norms._asdict()[k] is not None},
+        )
+        yield (
+            f"rotary_attention {kind} slots {h}", False,
+            launch, packed, Heads(heads, heads, fp32(577, d), True, rows, slots), offsets, None, 1.0, None, None, 577,
+        )  # fmt: skip
+    biased = Heads(heads, heads, None, False, None, None, empty(heads, 197, 197))
+    yield f"rotary_attention biased {h}", False, launch, empty(8, 197, width), biased
+    yield (
+        f"rotary_attention biased folded {h}",
+        False,
+        launch,
+        empty(8, 197, width),
+        biased,
+        None,
+        None,
+        1.0,
+        fp32(8, 197),
+        bias,
+    )
+    grouped = empty(2, 3077, 2 * heads * d)
+    yield f"rotary_attention grouped {h}", False, launch, grouped, Heads(heads, heads // 2, fp32(3077, d), True)
+    for d, count in ((20, heads), (88, 16), (72, heads), (80, heads), (96, heads), (128, heads)):  # EVA's have 88
+        for half in (True, False):
+            wide = Heads(count, count, fp32(257, d), half)
+            yield f"rotary_attention D={d} {half} {h}", False, launch, empty(8, 257, 3 * d * count), wide
 
 
 def short_attention(

@@ -1,0 +1,129 @@
+"""Attention of prepared heads as an operator of torch, and which implementation it takes on CUDA.
+
+The arguments are those of `packed_attention` with `vtk_kernels._heads.HeadNorms` taken apart: the schema of an operator
+knows no tuples of tensors that may be absent.
+"""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vtk_kernels._attention_reference import attend, reference
+from vtk_kernels._dispatch import LAUNCHES, runs_kernel
+from vtk_kernels._heads import HeadNorms, Heads
+from vtk_kernels._rotary_attention import launch, output_shape
+from vtk_kernels._rotary_backward import backward
+from vtk_kernels.choices import choose, device_name
+
+LAUNCHES["rotary_attention"] = 1
+
+_SDPA_ALIGNED = 8
+"""Elements that strides of a bias must be multiples of, or SDPA copies it at every call."""
+
+
+def fastest(
+    qkv: Tensor,
+    heads: Heads,
+    cu_seqlens: Tensor | None = None,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    """Take the kernel or SDPA behind torch's own preparation; arguments and result as of `packed_attention`."""
+    if cu_seqlens is None and row_scale is None and bias is None and _prefers_sdpa(qkv, heads, num_queries):
+        slot = None if heads.qk_norm is None else heads.qk_norm.slot
+        return attend(qkv, heads, num_queries, scale, heads.rope_row, slot).contiguous()
+    return launch(qkv, heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
+
+
+def _prefers_sdpa(qkv: Tensor, heads: Heads, num_queries: int | None) -> bool:
+    if heads.rope is None and heads.qk_norm is None:
+        # both read q, k, v and the bias once an image; SDPA also copies a bias that is not aligned: H · N · (2·N + pad)
+        # elements more, and repeats keys and values that are fewer
+        return heads.num_kv_heads == heads.num_heads and _sdpa_takes_as_it_is(heads.attn_bias, qkv)
+    usual = qkv.shape[-1] == 3 * 64 * heads.num_heads == 64 * heads.parts and num_queries is None
+    card = device_name(qkv) if usual and heads.qk_norm is None and heads.attn_bias is None else None
+    return choose("rotary_attention", qkv.shape[0], qkv.shape[1], heads.num_heads, qkv.dtype, card) == "sdpa"
+
+
+def _sdpa_takes_as_it_is(bias: Tensor | None, qkv: Tensor) -> bool:
+    if bias is None:
+        return True
+    strides = (bias.stride(0), bias.stride(1))
+    return bias.dtype == qkv.dtype and bias.stride(2) == 1 and all(s % _SDPA_ALIGNED == 0 for s in strides)
+
+
+def flat(heads: Heads) -> tuple[Any, ...]:
+    """Return the fields of ``heads`` as the operator takes them, after ``num_heads``."""
+    kind, eps, *tensors = heads.qk_norm or HeadNorms("layer", -1.0)
+    return (heads.num_kv_heads, heads.rope, heads.rotate_half, heads.rope_row, kind, eps, *tensors, heads.attn_bias)
+
+
+def _heads(num_heads: int, *fields: Any) -> Heads:
+    """Undo `flat`; a negative eps stands for no norm."""
+    num_kv_heads, rope, rotate_half, rope_row, kind, eps, *tensors, attn_bias = fields
+    norm = None if eps < 0 else HeadNorms(cast(Any, kind), eps, *tensors)
+    return Heads(num_heads, num_kv_heads, rope, rotate_half, rope_row, norm, attn_bias)
+
+
+_ARGUMENTS = """Tensor qkv, Tensor? cu_seqlens, SymInt? num_queries, float scale, Tensor? row_scale, Tensor? bias,
+    SymInt? max_seqlen, int num_heads, int num_kv_heads, Tensor? rope, bool rotate_half, Tensor? rope_row,
+    str norm_kind, float norm_eps, Tensor? q_weight, Tensor? q_bias, Tensor? k_weight, Tensor? k_bias, Tensor? slot,
+    Tensor? attn_bias"""
+
+_GRADIENTS = {
+    0: "qkv", 4: "row_scale", 5: "bias", 9: "rope", 14: "q_weight", 15: "q_bias", 16: "k_weight", 17: "k_bias",
+    19: "attn_bias",
+}  # fmt: skip
+"""Argument to the name of its gradient."""
+
+
+@torch.library.custom_op("vtk_kernels::rotary_attention", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
+def _op(qkv: Tensor, *arguments: Any) -> Tensor:
+    cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen, *fields = arguments
+    run = fastest if runs_kernel(qkv) else reference
+    return run(qkv, _heads(*fields), cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen).contiguous()
+
+
+@_op.register_fake
+def _(qkv: Tensor, cu_seqlens: Tensor | None, num_queries: int | None, *rest: Any) -> Tensor:
+    return qkv.new_empty(output_shape(qkv, _heads(*rest[4:]), cu_seqlens, num_queries))
+
+
+@torch.library.custom_op(
+    "vtk_kernels::rotary_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor g, {_ARGUMENTS}, int[] wanted) -> Tensor[]",
+)
+def _backward_op(g: Tensor, qkv: Tensor, *arguments: Any) -> list[Tensor]:
+    """Compute the gradients of the arguments whose numbers are ``wanted``, each like its argument."""
+    cu_seqlens, num_queries, scale, row_scale, bias, _, *fields, wanted = arguments
+    found = backward(g, qkv, _heads(*fields), cu_seqlens, num_queries, scale, row_scale, bias)
+    return [cast(Tensor, found[_GRADIENTS[i]]) for i in wanted]
+
+
+@_backward_op.register_fake
+def _(g: Tensor, *arguments: Any) -> list[Tensor]:
+    return [arguments[i].new_empty(arguments[i].shape) for i in arguments[-1]]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.at = [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.others = [None if i in ctx.at else value for i, value in enumerate(inputs)]
+    ctx.save_for_backward(*(inputs[i] for i in ctx.at))
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    inputs, gradients = list(ctx.others), [None] * len(ctx.others)
+    for i, saved in zip(ctx.at, ctx.saved_tensors, strict=True):
+        inputs[i] = saved
+    wanted = [i for i in _GRADIENTS if ctx.needs_input_grad[i]]
+    for i, gradient in zip(wanted, torch.ops.vtk_kernels.rotary_attention_backward(g, *inputs, wanted), strict=True):
+        gradients[i] = gradient
+    return tuple(gradients)
+
+
+_op.register_autograd(_backward, setup_context=_setup)
