@@ -83,4 +83,4 @@ def _fake_ends(ends: Ends) -> Ends:
     }
     heads = tuple(Heads(_fake(h.w), _fake(h.b)) for h in ends.heads)
     table = None if ends.table is None else _fake(ends.table)
-    return Ends(table, ends.table_at, heads, ends.head_at, pieces)
+    return dataclasses.replace(ends, table=table, heads=heads, pieces=pieces)
