@@ -191,11 +191,11 @@ def check_known(model: Any, stages: Sequence[Stage]) -> None:
             part = "rotary positions" if stage.rotary is not None else part
             part = "heads that share keys and values" if stage.num_heads != stage.num_kv_heads else part
             part = "gated attention" if stage.w_gate is not None else part
-            part = "a bias of the scores" if stage.attn_bias is not None else part
+            part = "bias of the scores" if stage.attn_bias is not None else part
         if getattr(stage, "sub_norm", None) is not None:
-            part = "a norm before the second layer (scale_attn_norm, scale_mlp_norm)"
+            part = "norm before the second layer (scale_attn_norm, scale_mlp_norm)"
         if part:
-            raise UsageError(f"a folded bank knows no {part}, which {type(model).__name__} has")
+            raise UsageError(f"cannot fuse {type(model).__name__} in a bank: it knows no {part}")
 
 
 def _is_product(model: Any, head: Head) -> bool:
