@@ -140,7 +140,7 @@ def test_classifiers_are_read_where_timms_reads_the_same_tokens(tmp_path: Path) 
     ("change", "config", "message"),
     [
         ({}, {"num_attention_heads": 4}, "has `num_attention_heads` 4, and .* has 2"),
-        ({}, {"rope_theta": 10.0}, "--model-kwargs rope_temperature=10$"),
+        ({}, {"rope_theta": 10.0}, "--model-kwargs rope_temperature=10.0$"),
         ({"layer.1.attention.k_proj.weight": None}, {}, r"2 of 3 parts of `blocks\.1\.attn\.qkv\.weight`"),
         ({"layer.0.attention.k_proj.bias": torch.ones(32)}, {}, "biases of the keys"),
         ({"layer.0.mlp.gate_proj.weight": torch.ones(128, 32)}, {}, "is --model right"),

@@ -110,10 +110,11 @@ def check_config(path: Path, model: Any, name: str) -> None:
     base = getattr(getattr(model, "rope", None), "temperature", None)
     for key, own, flag in (("num_attention_heads", heads, "num_heads"), ("rope_theta", base, "rope_temperature")):
         stored = config.get(key)
-        if own is not None and isinstance(stored, (int, float)) and float(stored) != float(own):
+        if own is not None and isinstance(stored, (int, float)) and stored != own:
+            value = str(stored)[:20]
             raise DataError(
-                f"{beside} has `{key}` {stored:g}, and `{name}` has {own:g}, so outputs would differ; give another "
-                f"--model, or --model-kwargs {flag}={stored:g}"
+                f"{beside} has `{key}` {value}, and `{name}` has {own:g}, so outputs would differ; give another --model, "
+                f"or --model-kwargs {flag}={value}"
             )
 
 
