@@ -13,6 +13,7 @@ from vtk.fused.onednn_prepack import wide_linear
 from vtk.fused.rotary import rotate
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
+from vtk_kernels._heads import HeadNorms
 from vtk_kernels.packed_attention import packed_attention
 
 
@@ -138,22 +139,34 @@ class AttentionStage(Stage):
             return
         if isinstance(h, RawTokens):
             assert self.w_qkv is not None
-            o = self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries, rope)
+            o = self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
         elif self.w_qkv is None:
             o = self._separate(h, queries, rope)
         elif queries is not None and self.qk_norm is None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: nothing is computed that nobody reads
             o = self._few_queries(h, queries, rope)
         else:
-            o = self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries, rope)
+            o = self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
         yield self._finished(o, h, queries, plan), self.w_out
 
-    def _attend_packed(self, qkv: Tensor, queries: int | None, rope: Tensor | None = None) -> Tensor:
+    def _attend_packed(
+        self, qkv: Tensor, queries: int | None, rope: Tensor | None = None, kernels: bool = True
+    ) -> Tensor:
         """Attention of the packed product (B, N, (H + 2·K)·D): (B, N', H·D)."""
         if self.plain:
             return packed_attention(qkv, self.num_heads, num_queries=queries)
-        q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
-        return self._attend(q, k, v, rope, queries=queries)
+        if not kernels:
+            q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
+            return self._attend(q, k, v, rope, queries=queries)
+        norm = None
+        if (found := self.qk_norm) is not None:
+            norm = HeadNorms(
+                found.norm.kind, found.norm.eps, found.q_weight, found.q_bias, found.k_weight, found.k_bias
+            )
+        return packed_attention(
+            qkv, self.num_heads, num_queries=queries, num_kv_heads=self.num_kv_heads, rope=rope,
+            rotate_half=self.rotate_half, qk_norm=norm, attn_bias=self.attn_bias,
+        )  # fmt: skip
 
     def _few_queries(self, h: Tensor, queries: int, rope: Tensor | None) -> Tensor:
         assert self.w_qkv is not None

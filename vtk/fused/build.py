@@ -34,7 +34,7 @@ def fuse(
         keep_source: keep the model's own tensors alive for `FusedViT.source_state_dict`.
         ln_folded: on CUDA in fp16 and bf16: True for the form of 5 kernels a block, in which products apply the norms;
             False for that of 7, in which kernels do; None for the quicker one where it was measured, else 7. By True
-            a stage that needs normalised tokens (RMSNorm, or Context Broadcasting of them) gets them from a kernel.
+            a stage that needs normalised tokens (Context Broadcasting of them) gets them from a kernel.
         graphs: on CUDA, replay each batch size as one CUDA graph; False to start kernel by kernel.
 
     Raises:
@@ -60,7 +60,7 @@ def fuse(
     if ln_folded and not any(stage.reads_raw for stage in stages[1:]):
         raise UsageError(
             "`ln_folded` is True and nothing of this model can do without normalised tokens: after the first, every "
-            "norm is an RMSNorm or has Context Broadcasting behind it; leave it out"
+            "norm has Context Broadcasting behind it; leave it out"
         )
     fused.ln_folded, fused.graphs = ln_folded, graphs
     if keep_source:

@@ -21,6 +21,9 @@ from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
 from vtk_kernels.patchify_counters import patchify_counters
 
+_LINEAR = ("", "token", "avg")
+"""Poolings that a factor and a bias of each channel pass through."""
+
 
 @dataclass(frozen=True)
 class TokenParts:
@@ -162,8 +165,8 @@ class Embedding(nn.Module):
             else:
                 rows, zeros = patchify(images, conv.kernel_size, prefix, matrix.shape[1]), []
             added = F.linear(rows, matrix)
-            if self.pre is None and norm.kind == "layer":
-                return *add_norm(table, added, norm.eps)[:2], *zeros
+            if self.pre is None:
+                return *add_norm(table, added, norm.eps, rms=norm.kind == "rms")[:2], *zeros
             x = self._before_blocks(table + added)
         else:
             x, zeros = self._before_blocks(self._tokens(self.stem(images))), []
@@ -245,7 +248,7 @@ class Head(nn.Module):
         affine = None
         if not is_identity(parts.norm):
             self.norm, affine = read_norm(parts.norm, like, "norm")
-        passes = self.attn_pool is None and self.pool in ("", "token", "avg") and linear is not None
+        passes = self.attn_pool is None and self.pool in _LINEAR and linear is not None
         passes = passes and is_identity(parts.fc_norm)  # its statistics are of what stands before it
         if affine is not None and not passes:
             self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
@@ -264,13 +267,16 @@ class Head(nn.Module):
 
     def forward(self, h: Tensor, kernels: bool) -> Tensor:
         """Map normalised tokens (B, N, C) to logits (B, classes)."""
-        if self.weight is not None:
-            h = h * self.weight + self.bias
-        h = self._pool(h)
+        if self.weight is None or self.bias is None:
+            h = self._pool(h)
+        elif self.attn_pool is None and self.pool in _LINEAR:  # of fewer tokens it is less work
+            h = torch.addcmul(self.bias, self._pool(h), self.weight)
+        else:
+            h = self._pool(torch.addcmul(self.bias, h, self.weight))
         if self.fc_norm is not None:
             h = normalize(h, self.fc_norm, kernels)
-            if self.fc_weight is not None:
-                h = h * self.fc_weight + self.fc_bias
+            if self.fc_weight is not None and self.fc_bias is not None:
+                h = torch.addcmul(self.fc_bias, h, self.fc_weight)
         return h if self.w_head is None else F.linear(h, self.w_head, self.b_head)
 
     def _pool(self, h: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Parallel gated FFNs as one wider gated FFN: act(gate(x)) · fc1(x), the two matrices packed (SwiGLU; Shazeer 2020)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,6 +10,7 @@ from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.onednn_prepack import wide_linear
 from vtk.fused.stage_input import RawTokens, Reading
 from vtk.fused.stages import Plan
+from vtk_kernels.linear_swiglu import linear_swiglu
 
 
 class GluStage(MlpStage):
@@ -19,6 +22,10 @@ class GluStage(MlpStage):
         w_out: (C, P·F).
         act: of the gate; SiLU can be one operation with the product before it.
     """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.silu = is_silu(self.act)
 
     def widest(self) -> int:
         """2·P·F."""
@@ -35,11 +42,21 @@ class GluStage(MlpStage):
 
     def activated(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
         """Return act(h · w_gateᵀ + b_gate) · (h · w_valueᵀ + b_value): (B, N', F)."""
+        if plan.kernels and self.silu:
+            return linear_swiglu(h, w, b) if isinstance(h, Tensor) else linear_swiglu(h.x, w, b, **h.options())
         u = h.linear(w, b) if isinstance(h, RawTokens) else wide_linear(h, w, b)
         gate, value = u.chunk(2, -1)
-        if is_silu(self.act) and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
+        if self.silu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
             return F.silu(gate, inplace=True).mul(value)
         return self.act(gate) * value
+
+    def normalizable(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Reading:
+        """Return `activated` for the norm behind it: raw with statistics where the next product can normalise."""
+        if not (plan.kernels and plan.ln_folded and self.silu and self.branches == 1) or self.sub_norm is None:
+            return super().normalizable(h, w, b, plan)
+        x, options = (h, {}) if isinstance(h, Tensor) else (h.x, h.options())
+        u, row_stats = linear_swiglu(x, w, b, stats=True, **options)
+        return RawTokens(u, row_stats, self.sub_norm)
 
 
 def is_silu(act: nn.Module) -> bool:

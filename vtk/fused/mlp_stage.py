@@ -76,11 +76,16 @@ class MlpStage(Stage):
         """Return matrix and bias of each branch's first layer."""
         return list(zip(self.w_in.chunk(self.branches), self.b_in.chunk(self.branches), strict=True))
 
-    def _hidden(self, h: Reading, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan, branches: int) -> Tensor:
-        u = self.activated(h, w, b, plan)
+    def _hidden(self, h: Reading, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan, branches: int) -> Reading:
         if self.sub_norm is not None:
-            return normalize_parts(u, self.sub_norm, branches, plan)
+            u = self.normalizable(h, w, b, plan)
+            return normalize_parts(u, self.sub_norm, branches, plan) if isinstance(u, Tensor) else u
+        u = self.activated(h, w, b, plan)
         return context_mean(u, scale) if self.mid else u
+
+    def normalizable(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Reading:
+        """Return `activated` for the norm behind it; a form that the next product can normalise where there is one."""
+        return self.activated(h, w, b, plan)
 
     def activated(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
         """Return act(h · wᵀ + b): (B, N', F), of the whole hidden layer or of one branch's part."""

@@ -53,8 +53,9 @@ class FusedViT(Graphed):
     plain torch. It holds no gradient and has no training mode.
 
     The operations have two forms. With norms of their own a block is 7 kernels: qkv, attention, output projection, add
-    and norm, fc1 with GELU, fc2, add and norm. Folded it is 5: the norms' statistics come from the products that write
-    the residual stream, their scale is applied by those that read it, and no kernel only normalises.
+    and norm, fc1 with GELU or SwiGLU, fc2, add and norm; 8 with a norm of the hidden layer (EVA-02). Folded it is 5:
+    the norms' statistics come from the products that write what is normalised, their scale is applied by those that
+    read it, and no kernel only normalises.
 
     Attributes:
         graphs: whether batches of up to 256 images are captured at their first call and replayed (CUDA only; the
@@ -128,7 +129,7 @@ class FusedViT(Graphed):
                 continue
             norm = self.head.norm if reader is None else reader.norm
             if sums is not None and norm is not None:
-                x, h = close_by_products(x, sums[i], pairs, norm.eps)
+                x, h = close_by_products(x, sums[i], pairs, norm.eps, norm.kind == "rms")
             else:
                 x, h = close(stage, x, pairs, norm, plan)
         return self.head(h, plan.kernels)

@@ -79,11 +79,11 @@ def read_linear(layer: Any, like: Tensor, where: str) -> tuple[Tensor, Tensor]:
 
 
 def normalize(x: Tensor, spec: NormSpec, kernels: bool) -> Tensor:
-    """Normalise the last axis of ``x``, by the kernel where ``kernels`` says so and there is one."""
+    """Normalise the last axis of ``x``, by the kernel where ``kernels`` says so."""
+    if kernels:
+        return kernel_norm(x, spec.eps, rms=spec.kind == "rms")[0]
     if spec.kind == "rms":
         return F.rms_norm(x, x.shape[-1:], eps=spec.eps)
-    if kernels:
-        return kernel_norm(x, spec.eps)[0]
     return F.layer_norm(x, x.shape[-1:], eps=spec.eps)
 
 

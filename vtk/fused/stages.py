@@ -83,14 +83,14 @@ class Stage(nn.Module, abc.ABC):
 
     @property
     def reads_raw(self) -> bool:
-        """Whether it can do without normalised tokens: its input is a LayerNorm's, which only matrices read."""
-        return self.norm.kind == "layer" and not self.front
+        """Whether it can do without normalised tokens: only matrices read its norm's output."""
+        return not self.front
 
     @abc.abstractmethod
     def pairs(
         self, h: Reading, queries: int | None, plan: Plan, split: bool, ropes: Sequence[Tensor] = ()
     ) -> Iterator[Pair]:
-        """Yield (activation (B, N', K), matrix (C, K)).
+        """Yield (activation (B, N', K), matrix (C, K)); the activation raw where the product is to normalise it.
 
         Args:
             h: normalised tokens (B, N, C); or, where `reads_raw`, raw ones, which are never split.
