@@ -1,7 +1,7 @@
-"""Code shared by the operators of this package: their bodies, and the gradient of a linear layer."""
+"""Code shared by the operators of this package: their bodies, and the affine part of a norm."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -38,34 +38,3 @@ def affine(x_hat: Tensor, gamma: Tensor | None, beta: Tensor | None) -> Tensor:
         return x_hat if beta is None else (x_hat + beta).to(x_hat.dtype)
     product = x_hat * gamma if beta is None else torch.addcmul(beta, x_hat, gamma)
     return product.to(x_hat.dtype)
-
-
-def linear_gradients(
-    g: Sequence[Tensor], x_hat: Tensor, gamma: Tensor | None, beta: Tensor | None, w: Sequence[Tensor],
-    need_x: bool, need_w: Sequence[bool], need_b: bool,
-) -> list[Tensor]:  # fmt: skip
-    """Return the gradients of ``x_hat``, of the bias and of each w of y = (x_hat ⊙ gamma + beta) · wᵀ + b.
-
-    Args:
-        g: (..., Fᵢ), gradient of y of each of the layers side by side.
-        x_hat: (..., C); read only for the gradients of ``w``.
-        gamma: (C), or None.
-        beta: (C), or None.
-        w: (Fᵢ, C) of each.
-        need_x: compute the first; one that is not computed comes back empty. Likewise the others.
-        need_w: of each layer.
-        need_b: the bias, (ΣF).
-    """
-    rows = [one.flatten(0, -2) for one in g]
-    gx = g[0].new_empty(0)
-    if need_x:
-        gx = rows[0] @ w[0]
-        for one, weight in zip(rows[1:], w[1:], strict=True):
-            gx.addmm_(one, weight)
-        gx = gx.view(*g[0].shape[:-1], w[0].shape[1])
-        if gamma is not None:
-            gx.mul_(gamma)
-    h = affine(x_hat, gamma, beta).flatten(0, -2) if any(need_w) else x_hat
-    gw = [one.T @ h if need else one.new_empty(0) for one, need in zip(rows, need_w, strict=True)]
-    gb = torch.cat([one.sum(0) for one in rows]) if need_b else g[0].new_empty(0)
-    return [gx, gb, *gw]

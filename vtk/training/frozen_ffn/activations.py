@@ -1,9 +1,10 @@
 """Activations of frozen FFNs, their gradients, and their slopes in bytes.
 
-    GELU by the error function, or by tanh, GELU ≈ u σ(1.702 u), SiLU(u) = u σ(u)    (Hendrycks, Gimpel, 2016)
+GELU by the error function, or by tanh, GELU ≈ u σ(1.702 u), SiLU(u) = u σ(u)    (Hendrycks, Gimpel, 2016)
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vtk.training.frozen_ffn.parts import Activation
@@ -12,7 +13,14 @@ from vtk_kernels._gelu import LOW, STEP
 _QUICK = 1.702
 
 
-def activate_(u: Tensor, kind: Activation) -> Tensor:
+def activate(u: Tensor, kind: Activation) -> Tensor:
+    """Return the activation of ``u``, by torch's autograd."""
+    if kind in ("gelu", "gelu_tanh"):
+        return F.gelu(u, approximate="tanh" if kind == "gelu_tanh" else "none")
+    return F.silu(u) if kind == "silu" else u * torch.sigmoid(_QUICK * u)
+
+
+def activate_(u: Tensor, kind: str) -> Tensor:
     """Return the activation of ``u``, in its memory."""
     if kind == "gelu":
         return torch.ops.aten.gelu_(u)  # type: ignore[no-any-return]
@@ -23,7 +31,7 @@ def activate_(u: Tensor, kind: Activation) -> Tensor:
     return u.mul_(torch.sigmoid(_QUICK * u))
 
 
-def activation_backward_(g: Tensor, u: Tensor, kind: Activation) -> Tensor:
+def activation_backward_(g: Tensor, u: Tensor, kind: str) -> Tensor:
     """Return g ⊙ act′(u), in the memory of ``u``."""
     if kind in ("gelu", "gelu_tanh"):
         approximate = "tanh" if kind == "gelu_tanh" else "none"
@@ -34,7 +42,7 @@ def activation_backward_(g: Tensor, u: Tensor, kind: Activation) -> Tensor:
     return u.mul_(1 - share).mul_(_QUICK).add_(1).mul_(share).mul_(g)
 
 
-def slope_bytes(u: Tensor, kind: Activation) -> Tensor:
+def slope_bytes(u: Tensor, kind: str) -> Tensor:
     """Return act′(u) in uint8, as `vtk_kernels.linear_gelu_backward` reads it; its error is at most half a step."""
     wide = u.to(torch.promote_types(u.dtype, torch.float32), copy=True)
     slope = activation_backward_(torch.ones_like(wide), wide, kind)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk.training.frozen_ffn._bodies import affine, body, linear_gradients
+from vtk.training.frozen_ffn._bodies import affine, body
 from vtk.training.frozen_ffn.flash import attention, attention_backward
 from vtk.training.frozen_ffn.heads import HeadNorm, Heads, prepare, prepare_backward
-from vtk.training.frozen_ffn.linear import linears
+from vtk.training.frozen_ffn.linear import linear_gradients, linears
 
 _SMALL = 6
 """Tensors of `Heads` and the bias, as operators take them: rope, bias, weight and bias of both norms."""

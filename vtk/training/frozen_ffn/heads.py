@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vtk.training.frozen_ffn.norm import rms_norm, rms_norm_backward
 from vtk.training.frozen_ffn.rotary import rope_gradient, rotate
+from vtk_kernels.norm import norm_backward_ref, norm_ref
 
 
 class HeadNorm(NamedTuple):
@@ -137,7 +137,7 @@ def _norm_backward(g: Tensor, x: Tensor, stats: Any, norm: HeadNorm) -> tuple[Te
         gx, gw, gb = back(g, x, x.shape[-1:], *stats, norm.weight, norm.bias, mask)
         return gx, gw, gb
     wide = torch.promote_types(x.dtype, torch.float32)
-    x_hat, rstd = rms_norm(x.to(wide), norm.eps)
+    x_hat, rstd = norm_ref(x.to(wide), norm.eps, rms=True)
     gw = None if norm.weight is None else (g.to(wide) * x_hat).flatten(0, -2).sum(0).to(norm.weight.dtype)
-    gx = rms_norm_backward(g if norm.weight is None else g * norm.weight, x_hat, rstd)
+    gx = norm_backward_ref(g if norm.weight is None else g * norm.weight, x_hat, rstd, rms=True)
     return gx.to(x.dtype), gw, None

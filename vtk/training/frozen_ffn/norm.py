@@ -22,7 +22,7 @@ from vtk_kernels.norm import norm, norm_backward_ref
 @torch.library.custom_op("vtk_training::normalise", mutates_args=())
 @body
 def _normalise(x: Tensor, eps: float, rms: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    x_hat, rstd = rms_norm(x, eps) if rms else norm(x, eps)
+    x_hat, rstd = norm(x, eps, rms=rms)
     return x_hat.to(dtype).contiguous(), rstd.contiguous()
 
 
@@ -35,12 +35,10 @@ def _(x: Tensor, eps: float, rms: bool, dtype: torch.dtype) -> tuple[Tensor, Ten
 @torch.library.custom_op("vtk_training::normalise_backward", mutates_args=())
 @body
 def _normalise_backward(g: Tensor, x_hat: Tensor, rstd: Tensor, rms: bool, dtype: torch.dtype) -> Tensor:
-    if rms:
-        return rms_norm_backward(g, x_hat, rstd).to(dtype)
     if g.is_cuda and g.dtype == dtype and dtype != rstd.dtype:
-        return torch.ops.vtk_kernels.norm_backward(g, x_hat, rstd)
-    if dtype != rstd.dtype:
-        return norm_backward_ref(g, x_hat, rstd).to(dtype)
+        return torch.ops.vtk_kernels.norm_backward(g, x_hat, rstd, rms)
+    if dtype != rstd.dtype or rms:
+        return norm_backward_ref(g, x_hat, rstd, rms).to(dtype)
     # torch's own kernel, with x_hat as its input, of mean 0 and variance 1
     zero, one = torch.zeros_like(rstd[..., None]), torch.ones_like(rstd[..., None])
     wide, shape = x_hat.to(dtype), x_hat.shape[-1:]
@@ -89,13 +87,7 @@ def normalise(x: Tensor, form: NormForm, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("vtk_training::add_normalise", mutates_args=())
 @body
 def _add_normalise(x: Tensor, r: Tensor, eps: float, rms: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if rms:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        y = x.to(wide) + r
-        x_hat, rstd = rms_norm(y, eps)
-        y, x_hat = y.to(x.dtype), x_hat.to(x.dtype)
-    else:
-        y, x_hat, rstd = add_norm(x, r, eps)
+    y, x_hat, rstd = add_norm(x, r, eps, rms=rms)
     return y.contiguous(), x_hat.contiguous(), rstd.contiguous()
 
 
@@ -108,13 +100,13 @@ def _(x: Tensor, r: Tensor, eps: float, rms: bool) -> tuple[Tensor, Tensor, Tens
 @torch.library.custom_op("vtk_training::add_normalise_backward", mutates_args=())
 @body
 def _add_normalise_backward(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor, rms: bool) -> Tensor:
-    if rms or x_hat.dtype == rstd.dtype:
+    if x_hat.dtype == rstd.dtype:
         gx: Tensor = torch.ops.vtk_training.normalise_backward(gh, x_hat, rstd, rms, x_hat.dtype)
         return gx.add_(gy)
     if gh.is_cuda and gh.dtype == x_hat.dtype == gy.dtype:
-        fused: Tensor = torch.ops.vtk_kernels.add_norm_backward(gy, gh, x_hat, rstd)
+        fused: Tensor = torch.ops.vtk_kernels.add_norm_backward(gy, gh, x_hat, rstd, rms)
         return fused
-    return add_norm_backward_ref(gy, gh, x_hat, rstd).to(x_hat.dtype)
+    return add_norm_backward_ref(gy, gh, x_hat, rstd, rms).to(x_hat.dtype)
 
 
 @_add_normalise_backward.register_fake
@@ -157,17 +149,3 @@ def add_normalise(x: Tensor, r: Tensor, form: NormForm) -> tuple[Tensor, Tensor]
     """
     y, x_hat, _ = torch.ops.vtk_training.add_normalise(x, r, form.eps, form.rms)
     return y, x_hat
-
-
-def rms_norm(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return RMSNorm of ``x`` (..., C) without its weight, in the type of ``x``, and rstd (...) in fp32 or wider."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
-    return (wide * rstd).to(x.dtype), rstd.squeeze(-1)
-
-
-def rms_norm_backward(g: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
-    """Return the gradient of `rms_norm`, (..., C) in the type of ``rstd``."""
-    wide, hat = g.to(rstd.dtype), x_hat.to(rstd.dtype)
-    share = (wide * hat).mean(-1, keepdim=True)
-    return torch.addcmul(wide, hat, share, value=-1).mul_(rstd[..., None])

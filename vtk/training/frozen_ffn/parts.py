@@ -162,6 +162,11 @@ def kv_heads(attn: Any) -> int:
     return int(getattr(attn, "num_kv_heads", attn.num_heads))
 
 
+def head_channels(attn: Any) -> int:
+    """Return D, the channels of a head."""
+    return int(attn.proj.in_features) // int(attn.num_heads)
+
+
 def score_bias(attn: Any, shared: Tensor | None) -> Tensor | None:
     """Return what is added to the scores, (H, N, N) or (1, H, N, N): relative positions of a module, or shared ones."""
     own: Tensor | None = None
