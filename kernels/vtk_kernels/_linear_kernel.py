@@ -56,6 +56,7 @@ def _linear_kernel(
     eps,
     programs,
     PIECES: tl.constexpr,  # of a row of x
+    RMS: tl.constexpr,  # its norm is RMSNorm
     GELU: tl.constexpr,
     TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
@@ -89,10 +90,10 @@ def _linear_kernel(
         if TMA:
             u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K, start)
             if x_stats_ptr is not None:
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False)
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False, RMS=RMS)
         else:
             if x_stats_ptr is not None:  # the sums, once there, leave no registers for it
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True)
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True, RMS=RMS)
             out = tile_out + tl.arange(0, BLOCK_F)
             step = tl.arange(0, BLOCK_K)
             u = product(
@@ -136,6 +137,7 @@ def launch(
     save_grad: bool = False,
     row_stats: Tensor | None = None,
     eps: float | None = None,
+    rms: bool = False,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Start the kernel.
@@ -148,6 +150,7 @@ def launch(
         save_grad: also compute q.
         row_stats: (..., S, 2) of the rows of ``x``, fp32, with ``eps``; or None.
         eps: added to their variance.
+        rms: or to their mean square.
         residual: (..., F), added to y, whose row statistics are then taken; or None.
 
     Returns:
@@ -199,10 +202,11 @@ def launch(
                 float(eps or 0.0),
                 programs,
                 PIECES=0 if known is None else pieces_of(size),
+                RMS=rms,
                 GELU=activation,
                 GROUP=GROUP,
                 HALVES=halves,
-                START=past is not None and not halves and programs == tiles,
+                START=past is not None and known is None and not halves and programs == tiles,
                 **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),
                 maxnreg=registers("_linear_kernel", warps, x) if tma else None,
                 **options,

@@ -45,6 +45,8 @@ RESIDENT = {
     "_rotary_attention_kernel": Resident(1, 2),
     "_short_attention_kernel": Resident(2, 2),
     "_splitk_linear_kernel": Resident(1, 2),
+    "_swiglu_backward_kernel": Resident(1, 2),
+    "_swiglu_kernel": Resident(1, 2, 1),
 }
 """Name of a kernel to the number; every kernel has one. A launch of fewer programs needs no more than it has."""
 

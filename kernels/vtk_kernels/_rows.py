@@ -54,11 +54,14 @@ def load_row(x_ptr, stride_xt, C, BLOCK_C: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def normalise_row(v, mask, C, eps):
-    """Return (v − mean) · rstd, 0 outside ``mask``, and rstd of a row in fp32 registers.
+def normalise_row(v, mask, C, eps, RMS: tl.constexpr = False):
+    """Return (v − mean) · rstd, with RMS v · rstd, and rstd of a row in fp32 registers; 0 outside ``mask``.
 
     The variance comes from the centred row: E[v²] − E[v]² would lose it where the mean is large.
     """
-    centred = tl.where(mask, v - tl.sum(v, 0) / C, 0.0)
+    if RMS:
+        centred = tl.where(mask, v, 0.0)
+    else:
+        centred = tl.where(mask, v - tl.sum(v, 0) / C, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 0) / C + eps)
     return centred * rstd, rstd
