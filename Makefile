@@ -16,7 +16,7 @@ OLD_ORT ?= 1.17
 TRITON := .venv-old-triton
 OLD_TRITON ?= 3.6
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
-PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
+PEER_PACKAGES ?= timm safetensors peft transformers onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
 
 # tests start many processes: without compiled modules each would compile vtk again
 unexport PYTHONDONTWRITEBYTECODE

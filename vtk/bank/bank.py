@@ -221,14 +221,15 @@ class TaskBank:
         entries = {**state.entries, name: entry}
         with self._store.turn():
             positions = state.positions.change(others, self.device, self.dtype, name, seen)
-            limit = State(shared, entries, positions=positions).room(self.max_gpu_bytes, weights_bytes(weights))
             ends = state.ends_of(others, self.device, name, folding)
+            later = State(shared, entries, ends=ends, positions=positions)
+            limit = later.room(self.max_gpu_bytes, weights_bytes(weights))
             if shared is not state.shared and name in state.entries:
                 self._store.drop(state.entries[name].number)  # the only one, of other shapes
             self._store.set_limit(limit)
             if not any(e.number == entry.number for e in state.entries.values()):
                 self._store.put(entry.number, weights)
-            self._publish(State(shared, entries, ends=ends, positions=positions), state.entries.get(name))
+            self._publish(later, state.entries.get(name))
 
     def _publish(self, state: State, old: Entry | None) -> None:
         """Make a state the current one, and free what only the old one used. Inside a turn."""

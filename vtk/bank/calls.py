@@ -85,7 +85,7 @@ def call(
     entries = {name: state.entries[name] for name in images}
     counts = {name: len(batch) for name, batch in images.items()}
     norm = getattr(shared.model, "norm", None)
-    fused = FusedCall.of(shared.folded, norm, ends, entries, counts, slots, place.kernels)
+    fused = FusedCall.of(shared.folded, norm, ends, entries, counts, slots, place.kernels, state.positions)
     return fused.run(images, layers, place.device, place.dtype, graphs, generation)
 
 

@@ -49,9 +49,9 @@ class Positions:
     biases: Mapping[str, Tensor] = field(default_factory=dict)
     bias_of: Mapping[str, str] = field(default_factory=dict)
 
-    def first_row(self, name: str) -> int:
-        """Return the first row of a task's table; 0 where there is none."""
-        return self.rows[self.rope_of[name]][0] if name in self.rope_of else 0
+    def first_row(self, name: str) -> int | None:
+        """Return the first row of a task's table; None where there is none."""
+        return self.rows[self.rope_of[name]][0] if name in self.rope_of else None
 
     def change(
         self, names: Mapping[str, object], device: torch.device, dtype: torch.dtype, name: str | None = None,
@@ -92,7 +92,7 @@ class Positions:
         """
         rope_row = None
         if self.rope is not None:
-            runs = [(self.first_row(name), images, tokens) for name, images, tokens in parts]
+            runs = [(self.first_row(name) or 0, images, tokens) for name, images, tokens in parts]
             row = torch.cat([torch.arange(i, i + tokens, dtype=torch.int32).repeat(n) for i, n, tokens in runs])
             rope_row = row.to(device, non_blocking=True)
         bias = [(n, tokens, self.biases[self.bias_of[name]]) for name, n, tokens in parts if name in self.bias_of]

@@ -11,7 +11,6 @@ from torch import Tensor
 from vtk.bank.architectures import without_blocks
 from vtk.bank.folded import Folding, Weights, n_bytes
 from vtk.bank.shared_weights import NUMBERS, Shared, replace_tensors
-from vtk.bank.task_heads import piece_bytes
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.models.packed.forward import attention_modules, own_parameters, own_weights
@@ -29,7 +28,7 @@ class Entry:
         number: of its attention weights. A reloaded pack has a new one; packs that trained none have the base's.
         end: timm's model without blocks and their norm: stem, tokens, positions, pooling, head. Shared tensors are the
             bank's. None if both ends are folded and concatenated with the other tasks'.
-        end_bytes: of the tensors that only this task has, without attention.
+        end_bytes: of the tensors of ``end`` that only this task has.
         tokens: of an image, prefix included.
     """
 
@@ -92,16 +91,15 @@ def make_entry(
         parts = folding.weights
     trained = any(f"{name}.{key}" in task.carried for name, attn in modules for key in own_parameters(attn))
     number = next(NUMBERS) if trained else shared.number
-    n = 0 if folding is None else piece_bytes(folding.piece)
     if folding is not None and folding.piece.table is not None and folding.piece.w_head is not None:
-        return Entry(name, task.card, task.path, number, None, n, len(folding.piece.table)), parts
+        return Entry(name, task.card, task.path, number, None, 0, len(folding.piece.table)), parts
     without_blocks(model, norm=False)
     common = shared.tensors()
     named = [*model.named_parameters(), *model.named_buffers()]
     own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
     replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
     model.eval()
-    entry = Entry(name, task.card, task.path, number, model, n + n_bytes(list(own.values())), 0)
+    entry = Entry(name, task.card, task.path, number, model, n_bytes(list(own.values())), 0)
     with torch.no_grad():
         blank = torch.zeros(1, task.card.input.in_chans, *task.card.input.size, device=device, dtype=dtype)
         return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1]), parts
