@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, _short_attention, choices
+from vtk_kernels import (
+    _attention_kernel,
+    _broadcast_kernels,
+    _grouped_kernels,
+    _short_attention,
+    _swiglu_backward_kernel,
+    _swiglu_kernel,
+    choices,
+)
 from vtk_kernels import _rotary_attention as _rotary
 from vtk_kernels._heads import HeadNorms, Heads
 from vtk_kernels._heads_kernel import prepared
@@ -28,6 +36,9 @@ from vtk_kernels.splitk_linear import _splitk_linear_launch, default_splits
 
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
 """Channels and heads."""
+
+GATED = {"EVA-02 B/14": (257, 768, 2048), "EVA-02 L/14": (257, 1024, 2730), "DINOv3 H/16+": (261, 1280, 5120)}
+"""Tokens at 224 and 256 px, channels and hidden features of models with SwiGLU."""
 
 TORCHS = ("kept_attention",)
 """Operations with a choice between kernels that are all torch's own."""
@@ -63,6 +74,9 @@ def cases() -> Iterator[Case]:
         for branches in (1, 2):
             for label, first, launcher, *arguments in slices(channels, branches):
                 yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "S" and branches == 2)
+    for size, shape in GATED.items():
+        for label, first, launcher, *arguments in gated(*shape):
+            yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "EVA-02 B/14")
     for dtype in (torch.bfloat16, torch.float16):
         for label, launcher, *arguments in measured(dtype):
             yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
@@ -93,6 +107,12 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             yield f"{op} stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
             yield f"{op} q {at}", _linear_gelu_launch, x, w, b, True
             yield f"{op} backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+        elif op == "linear_swiglu":
+            q, scales = empty(rows, n, dtype=torch.uint8), row_stats(rows, n // 2)
+            yield f"{op} {at}", _swiglu_kernel.launch, x, w, b
+            yield f"{op} stats {at}", _swiglu_kernel.launch, x, w, b, row_stats(rows, k), EPS, False, True
+            yield f"{op} q {at}", _swiglu_kernel.launch, x, w, b, None, None, False, False, True
+            yield f"{op} backward {at}", _swiglu_backward_kernel.launch, x, empty(k, n // 2, dtype=dtype), q, scales
         elif op in ("splitk_linear", "linear_residual"):
             splits, whole = default_splits(rows, n, k), (x, w, b, empty(rows, n, dtype=dtype))
             if op == "splitk_linear":
@@ -147,6 +167,10 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     yield "quantize_rows", False, _quantize_rows_launch, x
     yield "quantize_rows GELU", True, _quantize_rows_launch, empty(8, 197, 4 * c), True
     yield "quantize_rows GELU ×2", False, _quantize_rows_launch, empty(8, 197, 8 * c), True
+    yield "norm RMS", True, _norm_launch, x, EPS, None, True
+    yield "norm_backward RMS", False, norm_backward_launch, x, x, rstd, None, True
+    yield "add_norm RMS", False, _add_norm_launch, x, x, EPS, None, None, True
+    yield "add_norm RMS partials", True, _add_norm_launch, one, None, EPS, partials, vector, True
     yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
     yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
     yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None
@@ -228,6 +252,33 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"grouped_linear_backward {p}", True, _grouped_kernels.backward_launch, g, rows, tiles, 16
     yield f"grouped_linear_backward K=1000 {p}", False, _grouped_kernels.backward_launch, g, uneven, tiles, 16, scale
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
+
+
+def gated(n: int, c: int, f: int) -> Iterator[tuple[Any, ...]]:
+    """Yield both products of a SwiGLU MLP: behind a norm, before a sub-norm, in training; fc2 behind the sub-norm."""
+    w, b, w2, vector = empty(2 * f, c), empty(2 * f), empty(c, f), empty(c)
+    counters = empty(counters_needed(8 * n, c), dtype=torch.int32)
+    for batch in (1, 8, 64):
+        x, h, known, of_h = empty(batch, n, c), empty(batch, n, f), row_stats(batch, n, c), row_stats(batch, n, f)
+        eight, few = batch == 8, batch == 1
+        yield f"linear_swiglu b{batch}", False, _swiglu_kernel.launch, x, w, b
+        yield f"linear_swiglu stats b{batch}", eight, _swiglu_kernel.launch, x, w, b, None, None, False, True
+        yield f"linear_swiglu folded b{batch}", few, _swiglu_kernel.launch, x, w, b, known, EPS, False, True
+        yield f"linear_swiglu RMS b{batch}", eight, _swiglu_kernel.launch, x, w, None, known, EPS, True
+        yield f"linear RMS b{batch}", False, _linear_launch, x, empty(3 * c, c), empty(3 * c), known, EPS, True
+        fc2 = h, w2, vector, x
+        yield f"linear_residual sub-norm b{batch}", eight, _linear_residual_launch, *fc2, 1, None, of_h, EPS
+        splits = default_splits(batch * n, c, f)
+        if splits > 1:
+            sliced = *fc2, splits, counters, of_h, EPS
+            yield f"slices sub-norm b{batch}", few, _linear_residual_launch, *sliced
+    yield "linear_swiglu pooled", False, _swiglu_kernel.launch, empty(8, n, c)[:, 0], w, b
+    x, g = empty(8, n, c), empty(8, n, c)
+    q, scales = empty(8, n, 2 * f, dtype=torch.uint8), row_stats(8, n, f)
+    yield "linear_gelu RMS", False, _linear_gelu_launch, x, w, b, False, row_stats(8, n, c), EPS, True
+    yield "linear_swiglu q", True, _swiglu_kernel.launch, x, w, b, None, None, False, False, True
+    yield "linear_swiglu_backward", True, _swiglu_backward_kernel.launch, g, w2, q, scales
+    yield "linear_swiglu_backward no w2", False, _swiglu_backward_kernel.launch, empty(8, n, f), None, q, scales
 
 
 def slices(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
