@@ -44,6 +44,7 @@ DEFAULT = {
     "kept_attention": "flash",
     "linear_gelu": "triton",
     "linear_residual": "whole",
+    "linear_swiglu": "triton",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
     "residual": "separate",
@@ -52,6 +53,7 @@ DEFAULT = {
 """Choice where nothing was measured: the form that ran right on a card.
 
 A form that none has run waits for a measurement, which compares its results first: `gpu.sh`, or tuning on one's card.
+"linear_swiglu" is the exception: no card has run it yet, and beside it stand three kernels that write gate and value.
 """
 
 ALLOWED = {
@@ -59,6 +61,7 @@ ALLOWED = {
     "kept_attention": ("flash", "cudnn"),
     "linear_gelu": ("triton", "aten", "cublaslt"),
     "linear_residual": ("whole", "finish"),
+    "linear_swiglu": ("triton", "aten"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton", "short"),
     "residual": ("separate", "addmm"),
@@ -133,7 +136,7 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
         op: key of `DEFAULT`.
         rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head) and of
             kept_attention (the same, forward and backward together, where a run trains attention).
-        n: F, output features; N, tokens of an image; C, channels of a block.
+        n: F, output features, of gate and value together; N, tokens of an image; C, channels of a block.
         k: K, input features; H, heads; hidden features of all branches of a block.
         dtype: of the operands.
         device_name: as `torch.cuda.get_device_name` says, see `device_name`; None for the default.
