@@ -65,7 +65,8 @@ def test_defaults_hold_where_nothing_was_measured(op: str, table: Any) -> None:
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
-        "kept_attention": "flash", "linear_residual": "whole", "linear_swiglu": "triton", "ln_folded": "separate", "residual": "separate",
+        "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate", "residual": "separate",
+        "linear_swiglu": "triton",
     }  # fmt: skip
 
 
