@@ -30,7 +30,8 @@ HEAD = """# Model families of timm
 Written by `make docs` from the table in `tests/vtk/families`; do not edit by hand. Tests take the smallest model of
 each family. Every parameter is assigned by hand to attention, head, position embedding, stem, FFN, norm or other, and
 `--train attn` must agree. One epoch is trained; the pack is loaded in a new process and compared byte by byte; the ONNX
-file is compared with torch at batch sizes 1, 2, 3, 7 and 16.
+file is compared with torch at batch sizes 1, 2, 3, 7 and 16. [Plain Vision Transformers](architectures.md) has each
+architecture of theirs.
 
 - **BatchNorm**: the family has BatchNorm layers. Those that `--train attn` freezes stay in eval mode during training,
   so that their running statistics stay those of the base.

@@ -17,6 +17,9 @@ from vtk_kernels import (
     _swiglu_kernel,
     choices,
 )
+from vtk_kernels import _rotary_attention as _rotary
+from vtk_kernels._heads import HeadNorms, Heads
+from vtk_kernels._heads_kernel import prepared
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
@@ -63,6 +66,7 @@ def cases() -> Iterator[Case]:
             *((row, size == "S") for row in row_wise(channels)),
             *((row, size == "S" and branches == 2) for branches in (1, 2) for row in products(channels, branches)),
             *((row, size == "S" and branches == 2) for branches in (1, 2) for row in attentions(heads * branches)),
+            *((row, size == "S") for row in rotary_attentions(heads)),
         ):
             label, first, launcher, *arguments = made
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and essential)
@@ -91,6 +95,12 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
             yield f"{op} {at}", _attention_kernel.launch, qkv, k
             yield f"{op} short {at}", short_attention, qkv, k  # with steps where there are too many keys
+        elif op == "rotary_attention":
+            qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
+            for half in (True, False):
+                turned = Heads(k, k, fp32(n, 64), half)
+                yield f"{op} {'half' if half else 'pairs'} {at}", _rotary.launch, qkv, turned
+                yield f"{op} prepared {'half' if half else 'pairs'} {at}", prepared, qkv, turned
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
             yield f"{op} {at}", _linear_gelu_launch, x, w, b
@@ -315,6 +325,53 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
             f"short_attention folded {n} D={d} {h}", False,
             short_attention, x, heads, None, 1.0, fp32(8, n), empty(3 * d * heads),
         )  # fmt: skip
+
+
+def rotary_attentions(heads: int) -> Iterator[tuple[Any, ...]]:
+    """Yield DINOv3 at 256 px, EVA-02 at 224 px, folded forms, segments, norms, tables per head, biases, wide heads."""
+    launch, d, h = _rotary.launch, 64, f"{heads}h"
+    width = 3 * d * heads
+    bias, packed, row_scale = empty(width), empty(2048, width), fp32(2048)
+    offsets, rows = empty(9, dtype=torch.int32), empty(2048, dtype=torch.int32)
+    in_segments, in_folded = (offsets, None, 1.0, None, None, 577), (offsets, None, 1.0, row_scale, bias, 577)
+    for name, n, half in (("DINOv3", 261, True), ("EVA-02", 257, False)):
+        label, x, turned = f"rotary_attention {name}", empty(8, n, width), Heads(heads, heads, fp32(n, d), half)
+        folded, pointing = (1.0, fp32(8, n), bias), turned._replace(rope_row=rows)
+        yield f"{label} {h}", True, launch, x, turned
+        yield f"{label} prepared {h}", True, prepared, x, turned
+        yield f"{label} prepared folded {h}", False, prepared, x, turned, *folded[1:]
+        yield f"{label} folded {h}", True, launch, x, turned, None, None, *folded
+        yield f"{label} pooled {h}", False, launch, x, turned, None, 1, *folded
+        yield f"{label} segments {h}", half, launch, packed, pointing, *in_segments
+        yield f"{label} segments folded {h}", False, launch, packed, pointing, *in_folded
+    for kind in ("layer", "rms"):
+        label, w = f"rotary_attention {kind}", [empty(heads, d) for _ in range(4)]
+        norm = (
+            HeadNorms(kind, EPS, w[0], w[1], w[2], w[3])
+            if kind == "layer"
+            else HeadNorms(kind, EPS, w[0], k_weight=w[2])
+        )
+        stacked = {name: empty(16, heads, d) for name in ("q_weight", "k_weight")}
+        slots = norm._replace(slot=empty(8, dtype=torch.int32), q_bias=None, k_bias=None, **stacked)
+        for half in (True, False):
+            both = Heads(heads, heads, fp32(heads, 261, d), half, None, norm)
+            yield f"{label} per head {'half' if half else 'pairs'} {h}", False, launch, empty(8, 261, width), both
+        yield f"{label} prepared {h}", False, prepared, empty(8, 261, width), both, fp32(8, 261), bias
+        yield f"{label} folded {h}", False, launch, empty(8, 261, width), both, None, None, 1.0, fp32(8, 261), bias
+        alone = Heads(heads, heads, None, False, None, norm)
+        yield f"{label} alone {h}", False, launch, empty(8, 197, width), alone, None, None, 1.0, None, bias
+        own = Heads(heads, heads, fp32(577, d), True, rows, slots)
+        yield f"{label} slots {h}", False, launch, packed, own, *in_segments
+    biased, x = Heads(heads, heads, attn_bias=empty(heads, 197, 197)), empty(8, 197, width)
+    yield f"rotary_attention biased {h}", False, launch, x, biased
+    yield f"rotary_attention biased folded {h}", False, launch, x, biased, None, None, 1.0, fp32(8, 197), bias
+    grouped = empty(2, 3077, 2 * heads * d)
+    yield f"rotary_attention grouped {h}", False, launch, grouped, Heads(heads, heads // 2, fp32(3077, d), True)
+    for d, count in ((20, heads), (88, 16), (72, heads), (80, heads), (96, heads), (128, heads)):  # 88: EVA's
+        for half in (True, False):
+            x, wide = empty(8, 257, 3 * d * count), Heads(count, count, fp32(257, d), half)
+            yield f"rotary_attention prepared D={d} {'half' if half else 'pairs'} {h}", False, prepared, x, wide
+            yield f"rotary_attention D={d} {'half' if half else 'pairs'} {h}", False, launch, x, wide
 
 
 def short_attention(

@@ -15,7 +15,7 @@ from vtk.bank.folded import fold
 from vtk.bank.layout import Bucket
 from vtk.card import Transform
 from vtk.errors import UsageError
-from vtk.fused.norms import NormSpec
+from vtk.fused.norms import NormSpec, normalize
 from vtk_kernels.norm import norm
 
 
@@ -41,8 +41,12 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
 @pytest.mark.parametrize(
     ("transforms", "kwargs"),
     [((Transform("parallelize", {"branches": 2}),), {"qk_norm": True, "init_values": 0.5}),
-     ((Transform("add_context_broadcast", {"scale": True}),), {"global_pool": "avg", "depth": 1})],
-    ids=["parallel, qk-norm", "CB_S, mean"],
+     ((Transform("add_context_broadcast", {"scale": True}),), {"global_pool": "avg", "depth": 1}),
+     ((), {"model": "vit_small_patch16_dinov3", "depth": 1}),
+     ((), {"model": "eva02_base_patch14_224", "depth": 1, "scale_attn_inner": True}),
+     ((), {"model": "vit_small_patch16_rope_mixed_224", "depth": 2}),
+     ((), {"model": "vit_base_patch16_sapiens2", "num_heads": 2, "embed_dim": 32, "num_kv_heads": (1, 2)})],
+    ids=["parallel, qk-norm", "CB_S, mean", "DINOv3", "EVA-02", "RoPE-mixed", "Sapiens2"],
 )  # fmt: skip
 def test_the_kernels_themselves_with_padding(
     make_lab: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, transforms: Any, kwargs: Any
@@ -57,7 +61,7 @@ def test_the_kernels_themselves_with_padding(
         monkeypatch.setattr(fused, name, partial(getattr(fused, name), use_triton=True))
 
     def normalized(x: Any, spec: NormSpec, kernels: bool) -> Any:
-        return norm(x, spec.eps, use_triton=True)[0]
+        return norm(x, spec.eps, use_triton=True)[0] if spec.kind == "layer" else normalize(x, spec, kernels)
 
     monkeypatch.setattr(fused, "normalize", normalized)
     monkeypatch.setattr(fused_calls, "patchify", partial(fused_calls.patchify, use_triton=True))
@@ -70,9 +74,9 @@ def test_the_kernels_themselves_with_padding(
 
 
 def test_a_model_that_cannot_be_folded(make_lab: Any, tools: Any) -> None:
-    lab = make_lab(scale_mlp_norm=True)
+    lab = make_lab(model="vit_relpos_small_patch16_224")
     pack = lab.pack("a")
-    with pytest.raises(UsageError, match=r"cannot fuse `blocks.0.mlp.norm`.*; create the bank with fused=False$"):
+    with pytest.raises(UsageError, match=r"cannot fuse VisionTransformerRelPos.*; create the bank with fused=False$"):
         lab.bank({"a": pack}, fused=True)
     bank = lab.bank({})
     bank._graphs = BucketGraphs()  # as on CUDA

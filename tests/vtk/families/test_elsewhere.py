@@ -26,7 +26,7 @@ BATCHES = (1, 2, 3, 7, 16)
 BY_NAME = {family.name: family for family in FAMILIES}
 # families whose blocks are not timm's VisionTransformer's, or that do more around them
 UNKNOWN = ["swin_tiny_patch4_window7_224", "deit_tiny_distilled_patch16_224", "beit_base_patch16_224",
-           "eva02_tiny_patch14_224", "levit_128s", "cait_xxs24_224", "mobilevit_xxs"]  # fmt: skip
+           "levit_128s", "cait_xxs24_224", "mobilevit_xxs"]  # fmt: skip
 
 
 def real(family: Family) -> torch.nn.Module:

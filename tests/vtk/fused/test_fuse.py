@@ -260,9 +260,7 @@ class _OwnBlock(timm.models.vision_transformer.Block):
     [
         ({"block_fn": _OwnBlock}, "blocks.0"),
         ({"block_fn": timm.models.vision_transformer.ResPostBlock}, "blocks.0"),
-        ({"scale_attn_norm": True}, "blocks.0.attn.norm"),
-        ({"scale_mlp_norm": True}, "blocks.0.mlp.norm"),
-        ({"mlp_layer": timm.layers.SwiGLU}, "blocks.0.mlp"),
+        ({"mlp_layer": timm.layers.GatedMlp}, "blocks.0.mlp"),
         ({"attn_layer": "diff"}, "blocks.0.attn"),
         ({"norm_layer": "simplenorm"}, "blocks.0.norm1"),
         ({"norm_layer": "simplenorm", "branches": 2}, "blocks.0.attns.0.norm"),
