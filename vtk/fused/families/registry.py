@@ -20,7 +20,6 @@ READERS: tuple[Reader, ...] = (
 )  # fmt: skip
 """Those of subclasses before those of their bases."""
 
-_NAMES = ", ".join(reader.kind.__name__ for reader in READERS)
 _WHY = {
     Levit: "its stages have fewer tokens one after another, and blocks that change their number",
     VisionTransformerSAM: "its attention is over windows of the image, with a bias that the queries make",
@@ -42,5 +41,7 @@ def reader_of(model: Any) -> Reader:
         if isinstance(model, reader.kind):
             reader.check(model)
             return reader
-    why = next((reason for known, reason in _WHY.items() if isinstance(model, known)), "known are timm's " + _NAMES)
+    first, *others = (reader.kind.__name__ for reader in reversed(READERS))
+    why = f"only timm's {first}, {', '.join(others[:-1])} and {others[-1]} are known"
+    why = next((reason for known, reason in _WHY.items() if isinstance(model, known)), why)
     raise UsageError(f"cannot fuse {kind.__name__}: {why}; use the back-end eager or compile, or export without --fuse")

@@ -85,7 +85,7 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
     link(model)
     if not blocks:
         first = next(iter(getattr(model, "blocks", ())), None)
-        which = "" if first is None else f" (`blocks.0` is a {type(first).__name__})"
+        which = "" if first is None else f" (`blocks.0` is {type(first).__module__}.{type(first).__name__})"
         reasons[f"{type(model).__name__} has no block the engine knows{which}"] += 1
     elif not _differentiated(model):
         remove_memory_mode(model)
