@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.vtk.fused.conftest import randomize
 from vtk.errors import UsageError
-from vtk.fused import FusedViT, fuse, separate_qkv
+from vtk.fused import FusedViT, count_launches, fuse, separate_qkv
 from vtk.fused.stages import Plan
 
 SIZE = (8, 12)
@@ -178,6 +178,16 @@ def test_in_bf16_a_bias_costs_no_more_than_in_plain_torch() -> None:
         got = fused(x.bfloat16()), fused.compute(x.bfloat16(), Plan(kernels=True))
         plain = model.bfloat16()(x.bfloat16())
     assert all(rms(y - expected) <= 2 * rms(plain - expected) for y in got)
+
+
+def test_a_bias_starts_no_kernel_of_its_own() -> None:
+    beit = timm.create_model("beit_base_patch16_224", **SMALL)
+    plain = timm.create_model("vit_small_patch16_224", **SMALL, global_pool="avg")
+    for folds in (False, True):
+        assert count_launches(beit, ln_folded=folds) == count_launches(plain, ln_folded=folds)
+    for stage in fuse(beit).stages[::2]:  # rows that SDPA reads without a copy
+        bias: Tensor = stage.attn_bias()
+        assert bias.shape[-1] % 8 == 0 and bias.is_contiguous()
 
 
 class _OwnBias(RelPosBias):
