@@ -56,24 +56,28 @@ def formula(x: Tensor, w: Tensor, b: Tensor | None = None, norm: str | None = No
     return gate * bell * value, value * (bell + gate * bell * (1 - bell)), gate * bell
 
 
-def factors(q: Tensor, scales: Tensor, step: float = 0.0) -> tuple[Tensor, Tensor]:
+def factors(q: Tensor, scales: Tensor, f: int, step: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return both factors from their codes, each one piece of 64 columns after the other; or a part of the scales."""
-    features, found = q.shape[-1] // 2, []
+    found = []
     for half in range(2):
-        codes = q[..., half * features : (half + 1) * features].double() - 128
-        each = [s[..., None].expand(part.shape) for s, part in
-                zip(scales[..., half].double().unbind(-1), codes.split(64, -1), strict=True)]  # fmt: skip
-        found.append(torch.cat(each, -1) * (step or codes))
+        codes = q[..., half * q.shape[-1] // 2 :][..., :f].double() - 128
+        pieces = zip(scales[..., half].double().unbind(-1), codes.split(64, -1), strict=True)
+        found.append(torch.cat([s[..., None].expand(part.shape) for s, part in pieces], -1) * (step or codes))
     return found[0], found[1]
 
 
 def assert_factors(q: Tensor, scales: Tensor, by_gate: Tensor, by_value: Tensor, slack: float) -> None:
     """Compare with the derivatives: half a step of each piece off, and what the product before was off."""
-    for found, half_step, expected in zip(
-        factors(q, scales), factors(q, scales, 0.5), (by_gate, by_value), strict=True
-    ):
+    f = by_gate.shape[-1]
+    steps, wanted = factors(q, scales, f, 0.5), (by_gate, by_value)
+    for found, half_step, expected in zip(factors(q, scales, f), steps, wanted, strict=True):
         off = (found - expected).abs() - half_step - slack * expected.abs().amax()
         assert off.max() <= 0, f"{off.max():.2e} beyond half a step"
+
+
+def scaled_gradient(gy: Tensor, q: Tensor, scales: Tensor) -> Tensor:
+    """The gradient of gate and value from that of y, by the factors, in fp64."""
+    return torch.cat([gy.double() * factor for factor in factors(q, scales, gy.shape[-1])], -1)
 
 
 def draw(rows: int, k: int, f: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +118,7 @@ def test_reference_is_the_formula(norm: str | None) -> None:
     g, w2 = torch.randn(17, 9).double(), torch.randn(9, 100).double()
     _, q, scales = linear_swiglu(x, w, b, save_grad=True)
     gy = torch.einsum("tc,cf->tf", g, w2)
-    wanted = torch.cat([gy * factor for factor in factors(q, scales)], -1)
+    wanted = scaled_gradient(gy, q, scales)
     assert_close(linear_swiglu_backward(g, w2, q, scales), wanted)
     assert_close(linear_swiglu_backward(gy, None, q, scales), wanted)
 
@@ -143,7 +147,7 @@ def test_kernel_is_the_formula(rows: int, k: int, f: int) -> None:
     with nan_filled():
         gu = linear_swiglu_backward(g, w2, q, scales, use_triton=True)
         without = linear_swiglu_backward(g @ w2, None, q, scales, use_triton=True)
-    wanted = torch.cat([g.double() @ w2.double() * factor for factor in factors(q, scales)], -1)
+    wanted = scaled_gradient(g.double() @ w2.double(), q, scales)
     assert_close(gu, wanted)
     assert_close(without, wanted, 2e-6)
 
@@ -164,8 +168,8 @@ def test_kernel_in_half_precision_is_as_good_as_torch(dtype: torch.dtype, rows: 
     assert_no_worse(y, formula(x, w, b, "rms")[0], F.silu(gate) * value)
     assert_stats(stats, y)  # of what is stored, which the next product reads
     gu = linear_swiglu_backward(x, w2, q, scales, use_triton=True)
-    wanted = torch.cat([x.double() @ w2.double() * factor for factor in factors(q, scales)], -1)
-    assert_no_worse(gu, wanted, torch.cat([(x @ w2) * factor.to(dtype) for factor in factors(q, scales)], -1))
+    wanted = scaled_gradient(x.double() @ w2.double(), q, scales)
+    assert_no_worse(gu, wanted, torch.cat([(x @ w2) * factor.to(dtype) for factor in factors(q, scales, 96)], -1))
 
 
 @needs_kernel
@@ -174,7 +178,7 @@ def test_many_tiles_are_all_written(enough: int, monkeypatch: pytest.MonkeyPatch
     # tiles of 128 and of 64 rows, in groups of eight rows of tiles, the last group short
     monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
     x, w, b = draw(530 if enough > 1 else 300, 32, 80, torch.float16)
-    assert _matmul.gated_tile_config(False, len(x), 80, x, w)[0] == (64 if enough > 1 else 128)
+    assert _matmul.gated_tile_config(False, len(x), 80, True, x, w)[0] == (64 if enough > 1 else 128)
     with nan_filled():
         y, q, scales = linear_swiglu(x, w, b, save_grad=True, use_triton=True)
         gu = linear_swiglu_backward(x, w[:80].T.contiguous(), q, scales, use_triton=True)
@@ -182,7 +186,7 @@ def test_many_tiles_are_all_written(enough: int, monkeypatch: pytest.MonkeyPatch
     assert error(y, expected) <= 1e-3
     assert_factors(q, scales, *derivatives, 1e-5)
     gy = x.double() @ w[:80].double().T
-    assert error(gu, torch.cat([gy * factor for factor in factors(q, scales)], -1)) <= 1e-3
+    assert error(gu, scaled_gradient(gy, q, scales)) <= 1e-3
 
 
 @needs_kernel
@@ -205,14 +209,14 @@ def test_strided_operands_and_further_dimensions() -> None:
     gu = linear_swiglu_backward(
         strided(g), w2.T.contiguous().T, torch.stack([q, q], -1)[..., 0], strided(scales), use_triton=True
     )
-    assert_close(gu, torch.cat([g.double() @ w2.double() * factor for factor in factors(q, scales)], -1))
+    assert_close(gu, scaled_gradient(g.double() @ w2.double(), q, scales))
 
 
 @needs_kernel
 def test_no_rows() -> None:
     x, w, b = draw(2, 8, 5)
     none = linear_swiglu(x[:0].view(0, 3, 8), w, b, save_grad=True, use_triton=True)
-    assert [t.shape for t in none] == [(0, 3, 5), (0, 3, 10), (0, 3, 1, 2)]
+    assert [t.shape for t in none] == [(0, 3, 5), (0, 3, 32), (0, 3, 1, 2)]
     assert linear_swiglu_backward(x[:0], w[:5].T, none[1][:, 0], none[2][:, 0], use_triton=True).shape == (0, 10)
 
 
@@ -385,12 +389,12 @@ def test_what_does_not_fit_is_refused(arguments: tuple[Any, ...], options: dict[
 @pytest.mark.parametrize(
     "arguments,said",
     [
-        ((ONES(2, 8), ONES(7, 3), ONES(2, 6).byte(), ONES(2, 1, 2)), r"`w2` is \(7, 3\) .* it must be \(8, F\)"),
-        ((ONES(2, 8), ONES(8, 3), ONES(2, 3).byte(), ONES(2, 1, 2)), r"`q` is \(2, 3\) .* it must be \(2, 6\)"),
-        ((ONES(2, 8), ONES(8, 3), ONES(2, 6), ONES(2, 1, 2)), r"`q` is \(2, 6\) torch.float32"),
-        ((ONES(2, 8), ONES(8, 3), ONES(2, 6).byte(), ONES(2, 2)), r"`scales` is \(2, 2\) .* must be \(2, 1, 2\)"),
-        ((ONES(2, 8), None, ONES(2, 6).byte(), ONES(2, 1, 2)), r"`q` is \(2, 6\) .* it must be \(2, 16\)"),
-        ((ONES(2, 8).int(), None, ONES(2, 16).byte(), ONES(2, 1, 2)), "`g` must be floating point"),
+        ((ONES(2, 8), ONES(7, 3), ONES(2, 32).byte(), ONES(2, 1, 2)), r"`w2` is \(7, 3\) .* it must be \(8, F\)"),
+        ((ONES(2, 8), ONES(8, 3), ONES(2, 6).byte(), ONES(2, 1, 2)), r"`q` is \(2, 6\) .* it must be \(2, 32\)"),
+        ((ONES(2, 8), ONES(8, 3), ONES(2, 32), ONES(2, 1, 2)), r"`q` is \(2, 32\) torch.float32"),
+        ((ONES(2, 8), ONES(8, 3), ONES(2, 32).byte(), ONES(2, 2)), r"`scales` is \(2, 2\) .* must be \(2, 1, 2\)"),
+        ((ONES(2, 8), None, ONES(2, 6).byte(), ONES(2, 1, 2)), r"`q` is \(2, 6\) .* it must be \(2, 32\)"),
+        ((ONES(2, 8).int(), None, ONES(2, 32).byte(), ONES(2, 1, 2)), "`g` must be floating point"),
     ],
 )
 def test_backward_refuses_what_does_not_fit(arguments: tuple[Any, ...], said: str) -> None:

@@ -21,8 +21,10 @@ from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
 from vtk_kernels.patchify_counters import patchify_counters
 
-_LINEAR = ("", "token", "avg")
+_LINEAR = ("", "token", "tokens", "avg")
 """Poolings that a factor and a bias of each channel pass through."""
+
+_HEADS = ("head", "head_dist")
 
 
 @dataclass(frozen=True)
@@ -202,12 +204,12 @@ class HeadParts:
 
     Attributes:
         norm: behind the last block, or the identity.
-        pool: timm's name of the pooling.
+        pool: timm's name of the pooling; or "tokens" for the mean of as many heads, each of one of the first tokens.
         prefix: tokens of an image before its patches.
         include_prefix: whether the pooling reads them.
         attn_pool: a module that pools by attention, in place of ``pool``; None for none.
         fc_norm: behind the pooling, or the identity.
-        head: the classifier, or the identity.
+        head: the classifier, or the identity; for "tokens" several.
     """
 
     norm: Any
@@ -224,7 +226,8 @@ class Head(nn.Module):
 
     Attributes:
         norm: how the last block's output is normalised, None for not at all.
-        first_token_only: whether only the class token is read.
+        queries: how many of the first tokens are read, None for all.
+        w_head, b_head: (classes, C), (classes), of "tokens" (classes, n·C); None for no classifier.
     """
 
     def __init__(self, parts: HeadParts, like: Tensor) -> None:
@@ -234,13 +237,13 @@ class Head(nn.Module):
         self.attn_pool = None
         if parts.attn_pool is not None:
             self.attn_pool = copied(parts.attn_pool).to(like.dtype)
-        elif self.pool not in ("", "token", "avg", "avgmax", "max"):
+        elif self.pool not in (*_LINEAR, "avgmax", "max"):
             raise UsageError(
                 f"cannot fuse `global_pool`: pooling `{self.pool}` is not known; use the back-end eager or compile"
             )
-        self.first_token_only = self.attn_pool is None and self.pool == "token"
-        head = parts.head
-        linear = None if is_identity(head) else read_linear(head, like, "head")
+        heads = {"head": parts.head} if self.pool != "tokens" else dict(zip(_HEADS, parts.head, strict=True))
+        self.queries = len(heads) if self.attn_pool is None and self.pool in ("token", "tokens") else None
+        linears = [read_linear(head, like, name) for name, head in heads.items() if not is_identity(head)]
 
         self.norm: NormSpec | None = None
         self.fc_norm: NormSpec | None = None
@@ -248,7 +251,7 @@ class Head(nn.Module):
         affine = None
         if not is_identity(parts.norm):
             self.norm, affine = read_norm(parts.norm, like, "norm")
-        passes = self.attn_pool is None and self.pool in _LINEAR and linear is not None
+        passes = self.attn_pool is None and self.pool in _LINEAR and bool(linears)
         passes = passes and is_identity(parts.fc_norm)  # its statistics are of what stands before it
         if affine is not None and not passes:
             self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
@@ -256,14 +259,16 @@ class Head(nn.Module):
         self.fc_weight, self.fc_bias = None, None
         if not is_identity(parts.fc_norm):
             self.fc_norm, fc_affine = read_norm(parts.fc_norm, like, "fc_norm")
-            if linear is None:
+            if not linears:
                 self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
             else:
                 affine = fc_affine
         self.w_head, self.b_head = None, None
-        if linear is not None:
-            w, b = fold_input(*linear, affine) if affine is not None and self.fc_weight is None else linear
-            self.w_head, self.b_head = frozen(w), frozen(b)
+        if linears:
+            if affine is not None:
+                linears = [fold_input(*linear, affine) for linear in linears]
+            self.w_head = frozen(torch.cat([w for w, _ in linears], 1) / len(linears))
+            self.b_head = frozen(torch.stack([b for _, b in linears]).mean(0))
 
     def forward(self, h: Tensor, kernels: bool) -> Tensor:
         """Map normalised tokens (B, N, C) to logits (B, classes)."""
@@ -282,6 +287,9 @@ class Head(nn.Module):
     def _pool(self, h: Tensor) -> Tensor:
         if self.pool == "token" and self.attn_pool is None:
             return h[:, 0]
+        if self.pool == "tokens":  # the mean over heads is in their matrix
+            first = h[:, : self.queries]
+            return first.mean(1) if self.w_head is None else first.flatten(1)
         if self.pool == "":
             return h
         h = h if self.include_prefix or self.prefix == 0 else h[:, self.prefix :]

@@ -120,7 +120,7 @@ class FusedViT(Graphed):
             self.summed.renew(sums, stages)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
-            queries = 1 if i == self.pruned else None
+            queries = self.head.queries if i == self.pruned else None
             if queries is not None:
                 x = x[:, :queries]
             pairs = self._pairs(stage, h, queries, plan, ropes)

@@ -5,11 +5,16 @@ from typing import Any
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.fused.families.beit import BeitReader
+from vtk.fused.families.distilled import DistilledReader
 from vtk.fused.families.eva import EvaReader
 from vtk.fused.families.reader import Reader
+from vtk.fused.families.relpos import RelPosReader
 from vtk.fused.families.vision_transformer import VisionTransformerReader
 
-READERS: tuple[Reader, ...] = (EvaReader(), VisionTransformerReader())
+READERS: tuple[Reader, ...] = (
+    BeitReader(), DistilledReader(), EvaReader(), RelPosReader(), VisionTransformerReader(),
+)  # fmt: skip
 """Those of subclasses before those of their bases."""
 
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from vtk.training.finetune_config import MemoryMode
-from vtk.training.frozen_ffn import rules
+from vtk.training.frozen_ffn import parts, rules
 from vtk.training.frozen_ffn.fold import forget
 from vtk.training.frozen_ffn.handover import link, unlink
+from vtk.training.frozen_ffn.parts import Positions
 from vtk.training.frozen_ffn.stages import both_stages
 
 
@@ -67,7 +68,7 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
         How many blocks follow the mode, and why others do not.
     """
     remove_memory_mode(model)
-    blocks = [m for m in model.modules() if rules.is_block(m)]
+    blocks = [m for m in model.modules() if parts.is_block(m)]
     reasons: Counter[str] = Counter()
     changed = 0
     for block in blocks:
@@ -109,12 +110,15 @@ def _differentiated(model: nn.Module) -> bool:
 def _subclass(kind: Any) -> type[nn.Module]:
     """Return a subclass of a block class whose forward pass, while training, is the engine's."""
 
-    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        plain = attn_mask is None and not is_causal
-        if plain and self.training and torch.is_grad_enabled() and not _forward_mode() and _unchanged(self):
-            return both_stages(self, x)
-        y: Tensor = kind.forward(self, x) if plain else kind.forward(self, x, attn_mask=attn_mask, is_causal=is_causal)
-        return y
+    names = parts.ARGUMENTS[kind]
+
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        masked = given.pop("attn_mask", None) is not None or given.pop("is_causal", False)
+        if masked or not self.training or not torch.is_grad_enabled() or _forward_mode() or not _unchanged(self):
+            y: Tensor = kind.forward(self, x, *args, **kwargs)
+            return y
+        return both_stages(self, x, Positions(given.pop("rope", None), next(iter(given.values()), None)))
 
     def reduce(self: Any, protocol: Any) -> Any:
         # the class has no name in this module by which copy and pickle could find it
@@ -135,8 +139,8 @@ def _unchanged(block: Any) -> bool:
     if not torch.compiler.is_compiling() and not rules.is_as_chosen(block, block.memory_parts):
         return False
     engine = block.memory_modes.ffn != "plain"
-    return all(rules.still_frozen(b, False) for b in rules.attention_branches(block)) and all(
-        rules.still_frozen(b, engine) for b in rules.ffn_branches(block)
+    return all(rules.still_frozen(b, False) for b in parts.attention_branches(block)) and all(
+        rules.still_frozen(b, engine) for b in parts.ffn_branches(block)
     )
 
 
