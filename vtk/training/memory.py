@@ -94,10 +94,10 @@ class MemoryChoice:
         columns = ("mode", "image", "units", "activ.", "weights", "grads", "optim.", "total", "room")
         console.table(title, columns, rows)
         console.say("image: kept for backward per image; units: per token and block, of C elements")
-        formulas = [(f.mode, f.formula) for f in self.counted if f.formula is not None]
+        formulas = [f.formula for f in self.counted if f.formula is not None]
         if formulas:
-            said = ", ".join(f"{mode} {formula}" for mode, formula in formulas)
-            console.say(f"units as derived, hidden width ρ = {formulas[0][1].ratio:.3g} C: {said}")
+            derived = ", ".join(map(str, formulas))
+            console.say(f"units derived: {derived}; ρ = {formulas[0].ratio:.3g}, the hidden width over C")
         console.say(self.line)
 
 
