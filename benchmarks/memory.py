@@ -28,7 +28,7 @@ from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.frozen_ffn.estimate import kept_bytes, tensors_of
 from vtk.training.policies import policy
 
-BOUNDS = {"plain": 11.3, "gelu8": 8.3, "recompute": 6.3, "minimal": 3.3}
+BOUNDS = {"plain": 11.3, "act8": 8.3, "recompute": 6.3, "minimal": 3.3}
 MODELS = {"vit_base_patch16_224": "vit_base", "vit_base_patch16_dinov3": "vit_base_dinov3"}
 STEP_BOUNDS = {
     "vit_base_patch16_224": {"plain": 0.80, "recompute": 0.97, "minimal": 1.05},

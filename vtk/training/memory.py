@@ -15,7 +15,7 @@ from vtk.training.engine.precision import PrecisionName
 from vtk.training.engine.processes import Ranks
 from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
 from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
-from vtk.training.options.policy import MODES, MemoryMode
+from vtk.training.options.policy import MODES, MemoryMode, current_mode
 from vtk.training.run_config import RunConfig
 from vtk.training.step_rules.sharpness import copies
 
@@ -120,7 +120,7 @@ def choose_memory(
     model = subjects[0].model
     wanted = config.memory
     if wanted == "auto" and saved:
-        wanted = saved.get("memory", "plain")
+        wanted = current_mode(saved.get("memory", "plain"))
     elif wanted == "auto" and config.grad_checkpointing:
         wanted = "plain"  # nothing inside a block is kept anyway
     batch: int | str = config.batch_size
