@@ -19,8 +19,8 @@ from vtk.training.frozen_ffn import parts, rules
 from vtk.training.frozen_ffn.fold import forget
 from vtk.training.frozen_ffn.handover import link, unlink
 from vtk.training.frozen_ffn.parts import Positions
-from vtk.training.options.policy import current_mode
 from vtk.training.frozen_ffn.stages import both_stages
+from vtk.training.options.policy import current_mode
 
 
 @dataclass(frozen=True)
