@@ -4,10 +4,10 @@
     x_hat, rstd = LayerNorm or RMSNorm of y before it is rounded to the type of x
     g = gy + rstd · (gh − mean(gh) − x_hat · mean(gh · x_hat))    for x and for r alike
 
-The gradient is LayerNorm's; `norm` says how RMSNorm's differs. x may be a table (1, N, C), the same for every image of a
-batch; its gradient is the sum of g over them. Only x_hat and rstd are kept for the gradient. One program holds one row
-of C channels in registers. Elements moved per row: forward reads 2 C (with partials C, and S C in fp32) and writes 2 C
-and one rstd; backward reads 3 C and writes C.
+The gradient is LayerNorm's; `norm` says how RMSNorm's differs. x may be a table (1, N, C), the same for every image of
+a batch; its gradient is the sum of g over them. Only x_hat and rstd are kept for the gradient. One program holds one
+row of C channels in registers. Elements moved per row: forward reads 2 C (with partials C, and S C in fp32) and writes
+2 C and one rstd; backward reads 3 C and writes C.
 """
 
 from typing import Any, no_type_check

@@ -48,6 +48,8 @@ class MemoryPlan:
             return None
         what = "is done in part" if self.effective else "changes nothing"
         rest = "" if self.idle else "; what is left keeps what torch's autograd keeps"
+        if rest and not self.effective:
+            rest += " (--grad-checkpointing keeps less, for any block)"
         return f"--memory {self.mode} {what}: {'; '.join(self.reasons)}{rest}"
 
     @property
@@ -85,7 +87,9 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
             changed += modes.ffn != "plain" or modes.qkv_again or mode == "plain"
     link(model)
     if not blocks:
-        reasons[f"{type(model).__name__} has no block the engine knows"] += 1
+        first = next(iter(getattr(model, "blocks", ())), None)
+        which = "" if first is None else f" (`blocks.0` is {type(first).__module__}.{type(first).__name__})"
+        reasons[f"{type(model).__name__} has no block the engine knows{which}"] += 1
     elif not _differentiated(model):
         remove_memory_mode(model)
         why = "no weight at or before the blocks is trained, so nothing is kept for them"

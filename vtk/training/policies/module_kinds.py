@@ -22,6 +22,8 @@ _ATTENTION = {
     "timm.layers.halo_attn": "HaloAttn",
     # tables of relative positions that some models share between blocks, outside the attention module
     "timm.layers.pos_embed_rel": "RelPosBias RelPosMlp RelPosBiasTf",
+    # trained frequencies of every block's queries and keys; the other rotary embeddings have no parameters
+    "timm.layers.pos_embed_sincos": "RotaryEmbeddingMixed",
     "timm.models.beit": "Attention RelativePositionBias",
     "timm.models.cait": "ClassAttn TalkingHeadAttn",
     "timm.models.coat": "FactorAttnConvRelPosEnc ConvRelPosEnc",
