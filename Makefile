@@ -96,6 +96,7 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/python docs/_generate/commands.py --check
 	$(BIN)/python docs/_generate/performance.py --check
 	$(BIN)/python docs/_generate/families.py --check
+	$(BIN)/python docs/_generate/architectures.py --check
 	$(BIN)/python docs/_generate/papers.py --check
 	$(BIN)/python docs/_generate/architecture.py --check
 
@@ -107,6 +108,7 @@ docs: $(STAMP)  ## write the generated pages again, from the help texts, the tes
 	$(BIN)/python docs/_generate/commands.py
 	$(BIN)/python docs/_generate/performance.py
 	$(BIN)/python docs/_generate/families.py
+	$(BIN)/python docs/_generate/architectures.py
 	$(BIN)/python docs/_generate/papers.py
 	$(BIN)/python docs/_generate/architecture.py
 

@@ -4,10 +4,11 @@ Each operation is a module and a function of one name: ``from vtk_kernels.add_no
 its reference in plain torch (``add_norm_ref``), which it takes by itself where no kernel can run. ``LAUNCHES`` says how
 many kernels a call starts on CUDA. Importing this package asks nothing of Triton or of a device.
 
-    norm, add_norm               LayerNorm without affine part; with the residual before it
+    norm, add_norm               LayerNorm or RMSNorm without affine part; with the residual before it
     context_broadcast            residual and the mean of all tokens (Context Broadcasting)
-    linear, linear_residual      linear layer behind a folded LayerNorm, and with the residual in front of one
+    linear, linear_residual      linear layer behind a folded norm, and with the residual in front of one
     linear_gelu                  linear layer and GELU; `linear_gelu_backward` its gradient from 8 bits
+    linear_swiglu                gated linear layer; `linear_swiglu_backward` its gradient from 8 bits
     packed_attention             attention over one packed matrix of queries, keys and values
     grouped_linear               a linear layer per group of rows
     splitk_linear                a product in slices, for few rows

@@ -17,7 +17,7 @@ from vtk_kernels._segments import equal_runs
 
 LAUNCHES["packed_attention_backward"] = 26  # torch's own, for one slice of a batch without row scale and bias
 
-_LOGITS = 1 << 24
+LOGITS = 1 << 24
 """Logits of one slice of the batch: 64 MiB in fp32."""
 
 
@@ -84,7 +84,7 @@ def _batch(g: Tensor, qkv: Tensor, num_heads: int, num_queries: int | None, scal
     """(B, N', H·D), (B, N, 3·H·D) → (B, N, 3·H·D), a slice of the batch at a time."""
     if not g.numel():
         return torch.zeros_like(qkv, memory_format=torch.contiguous_format)
-    step = max(_LOGITS // (num_heads * g.shape[1] * qkv.shape[1]), 1)
+    step = max(LOGITS // (num_heads * g.shape[1] * qkv.shape[1]), 1)
     parts = [_slice(*pair, num_heads, num_queries, scale) for pair in zip(g.split(step), qkv.split(step), strict=True)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

@@ -31,7 +31,9 @@ from vtk_kernels._resident import programs as resident_programs
 from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
-from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
+from vtk_kernels.row_stats import MANY, PIECE, load_rstd, pieces_of
+
+_MANY = tl.constexpr(MANY)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])  # they differ from batch to batch
@@ -56,6 +58,7 @@ def _linear_kernel(
     eps,
     programs,
     PIECES: tl.constexpr,  # of a row of x
+    RMS: tl.constexpr,  # its norm is RMSNorm
     GELU: tl.constexpr,
     TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
@@ -73,7 +76,7 @@ def _linear_kernel(
             fetch(b_ptr, F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and not START):
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and not START and PIECES <= _MANY):
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
@@ -86,13 +89,13 @@ def _linear_kernel(
             start = start_of(b_ptr, residual_ptr, stride_rt, tile_row, tile_out, T, F, TMA, BLOCK_T, BLOCK_F)
             shift_ptr = None
             added_ptr = None
+        if x_stats_ptr is not None and (not TMA or PIECES > _MANY):  # the sums, once there, leave no registers for it
+            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8 if PIECES > _MANY else 1, RMS)
         if TMA:
             u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K, start)
-            if x_stats_ptr is not None:
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False)
+            if x_stats_ptr is not None and PIECES <= _MANY:
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 0, RMS)
         else:
-            if x_stats_ptr is not None:  # the sums, once there, leave no registers for it
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True)
             out = tile_out + tl.arange(0, BLOCK_F)
             step = tl.arange(0, BLOCK_K)
             u = product(
@@ -136,6 +139,7 @@ def launch(
     save_grad: bool = False,
     row_stats: Tensor | None = None,
     eps: float | None = None,
+    rms: bool = False,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Start the kernel.
@@ -148,6 +152,7 @@ def launch(
         save_grad: also compute q.
         row_stats: (..., S, 2) of the rows of ``x``, fp32, with ``eps``; or None.
         eps: added to their variance.
+        rms: or to their mean square.
         residual: (..., F), added to y, whose row statistics are then taken; or None.
 
     Returns:
@@ -199,10 +204,11 @@ def launch(
                 float(eps or 0.0),
                 programs,
                 PIECES=0 if known is None else pieces_of(size),
+                RMS=rms,
                 GELU=activation,
                 GROUP=GROUP,
                 HALVES=halves,
-                START=past is not None and not halves and programs == tiles,
+                START=past is not None and known is None and not halves and programs == tiles,
                 **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),
                 maxnreg=registers("_linear_kernel", warps, x) if tma else None,
                 **options,

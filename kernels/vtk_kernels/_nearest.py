@@ -25,7 +25,7 @@ OTHER = 2.0
 """What was measured in the other half type, with other versions or on a related card counts as further away by this."""
 
 _EPSILON = 1e-9
-_ATTENTION = ("packed_attention", "kept_attention")
+_ATTENTION = ("packed_attention", "rotary_attention", "kept_attention")
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,14 @@ RESIDENT = {
     "_norm_kernel": Resident(4, 4),
     "_packed_attention_kernel": Resident(2, 2),
     "_patchify_kernel": Resident(8, 8),
+    "_prepare_heads_kernel": Resident(4, 4),
     "_quantize_rows_kernel": Resident(2, 4),
     "_residual_kernel": Resident(1, 2),
+    "_rotary_attention_kernel": Resident(1, 2),
     "_short_attention_kernel": Resident(2, 2),
     "_splitk_linear_kernel": Resident(1, 2),
+    "_swiglu_backward_kernel": Resident(1, 2),
+    "_swiglu_kernel": Resident(1, 2, 1),
 }
 """Name of a kernel to the number; every kernel has one. A launch of fewer programs needs no more than it has."""
 

@@ -1,6 +1,8 @@
 """Kernel of `linear_residual` whose K is cut into slices, for few rows: the last program of a tile finishes it.
 
 One program owns one slice of one tile. The first slice's sums start from residual + bias, those of the others from 0.
+Behind a norm, whose 1/σ scales a row of the product alone, they start from σ · (residual + bias), and the last program
+scales the whole.
 A program leaves its sums in memory and counts itself at the tile; the last to come adds all of them in ascending order,
 its own read back like the others', so that the bits do not depend on who came last. It stores y and the statistics of
 its rows and sets the counter to 0 for the next launch.
@@ -31,7 +33,7 @@ from vtk_kernels._matmul import (
 )
 from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
-from vtk_kernels.row_stats import PIECE, pieces_of, store_piece
+from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of, store_piece
 
 
 @triton.jit
@@ -51,15 +53,20 @@ def _residual_kernel(
     x_ptr,  # (T, K); with TMA its tensor map
     w_ptr,  # (F, K); likewise
     b_ptr,  # (F,), or None
+    x_stats_ptr,  # (T, ceil(K / 64), 2), fp32: row statistics of x; or None
     residual_ptr,  # (T, F)
     ahead_ptr,  # (F, K): w, to be fetched before the wait; or None
     stride_xt,  # from a row of x to the next
     stride_wf,  # of w
+    stride_st,  # of x_stats
     stride_rt,  # of the residual
     T,
     F,
     K,
+    eps,
     length,  # columns of a slice, a multiple of BLOCK_K
+    PIECES: tl.constexpr,  # of a row of x
+    RMS: tl.constexpr,  # its norm is RMSNorm
     SPLITS: tl.constexpr,
     TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
@@ -82,6 +89,10 @@ def _residual_kernel(
     there = tl.where(split == 0, T, 0)  # rows that this slice's sums begin with
     total = start_of(b_ptr, residual_ptr, stride_rt, tile_row, tile_out, there, F, False, BLOCK_T, BLOCK_F)
     row = (tile_row + tl.arange(0, BLOCK_T)).to(tl.int64)
+    scale = None
+    if x_stats_ptr is not None:
+        scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8, RMS)
+        total /= scale[:, None]
     out = tile_out + tl.arange(0, BLOCK_F)
     mask = (row < T)[:, None] & (out < F)[None, :]
     first = split * length
@@ -115,6 +126,8 @@ def _residual_kernel(
         total = tl.load(parts, mask=mask, other=0.0, cache_modifier=".cg")
         for i in tl.static_range(1, SPLITS):
             total += tl.load(parts + i * part, mask=mask, other=0.0, cache_modifier=".cg")
+        if scale is not None:
+            total *= scale[:, None]
         y = total.to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + (row * F)[:, None] + out[None, :], y, mask=mask)
         store_piece(stats_ptr, y.to(tl.float32), row, T, tile_f, tl.cdiv(F, BLOCK_F), tl.minimum(F - tile_out, BLOCK_F))
@@ -139,11 +152,13 @@ def _tiles(mapped: bool, rows: int, *operands: Tensor) -> tuple[int, int, int, i
 
 
 def launch(
-    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor, splits: int, counters: Tensor
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, w: Tensor, b: Tensor | None, residual: Tensor, splits: int, counters: Tensor,
+    row_stats: Tensor | None = None, eps: float | None = None, rms: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Start the kernel; arguments and results as of `linear_residual`."""
     a, weight, past = as_rows(x), as_rows(w), as_rows(residual)
     (rows, size), features = a.shape, weight.shape[0]
+    known = None if row_stats is None else as_rows(row_stats.flatten(-2))
     tma = is_hopper(x) and has_tensor_map(a, weight)
     block_t, block_f, block_k, warps, stages = _tiles(tma, rows, a, weight)
     y = torch.empty((*x.shape[:-1], features), dtype=x.dtype, device=x.device)
@@ -161,15 +176,20 @@ def launch(
                 in_tiles(a, tma, block_t, block_k),
                 in_tiles(weight, tma, block_f, block_k),
                 contiguous(b),
+                known,
                 past,
                 ahead(options, rows, weight),
                 a.stride(0),
                 weight.stride(0),
+                0 if known is None else known.stride(0),
                 past.stride(0),
                 rows,
                 features,
                 size,
+                float(eps or 0.0),
                 slice_length(size, splits),
+                PIECES=0 if known is None else pieces_of(size),
+                RMS=rms,
                 SPLITS=splits,
                 GROUP=GROUP,
                 **tile_options(tma, size, (block_t, block_f, block_k, warps, stages)),

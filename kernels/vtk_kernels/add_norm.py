@@ -1,12 +1,13 @@
-"""Residual addition and the LayerNorm (no affine) of the sum in one pass, optionally closing a split-K product.
+"""Residual addition and the norm (no affine part) of the sum in one pass, optionally closing a split-K product.
 
     y = x + r,   r given, or r = Σ_s partials[s] + bias   (s ascending: the same bits every time)
-    x_hat, rstd = LayerNorm of y before it is rounded to the type of x
+    x_hat, rstd = LayerNorm or RMSNorm of y before it is rounded to the type of x
     g = gy + rstd · (gh − mean(gh) − x_hat · mean(gh · x_hat))    for x and for r alike
 
-x may be a table (1, N, C), the same for every image of a batch; its gradient is the sum of g over them. Only x_hat and
-rstd are kept for the gradient. One program holds one row of C channels in registers. Elements moved per row: forward
-reads 2 C (with partials C, and S C in fp32) and writes 2 C and one rstd; backward reads 3 C and writes C.
+The gradient is LayerNorm's; `norm` says how RMSNorm's differs. x may be a table (1, N, C), the same for every image of
+a batch; its gradient is the sum of g over them. Only x_hat and rstd are kept for the gradient. One program holds one
+row of C channels in registers. Elements moved per row: forward reads 2 C (with partials C, and S C in fp32) and writes
+2 C and one rstd; backward reads 3 C and writes C.
 """
 
 from typing import Any, no_type_check
@@ -25,8 +26,9 @@ LAUNCHES["add_norm_backward"] = 1
 
 
 def add_norm_ref(
-    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None,
+    rms: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute `add_norm` by torch. Same arguments and results."""
     wide = accumulator(x.dtype)
     if partials is not None:
@@ -36,11 +38,11 @@ def add_norm_ref(
         r = r if bias is None else r + bias.to(wide)
     assert r is not None
     total = x.to(wide) + r.to(wide)
-    x_hat, rstd = norm_ref(total, eps)
+    x_hat, rstd = norm_ref(total, eps, rms=rms)
     return total.to(x.dtype), x_hat.to(x.dtype), rstd
 
 
-def add_norm_backward_ref(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
+def add_norm_backward_ref(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor, rms: bool = False) -> Tensor:
     """Compute the gradient that `add_norm` gives to ``x`` and to ``r`` by torch.
 
     Args:
@@ -48,12 +50,13 @@ def add_norm_backward_ref(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -
         gh: (..., C), gradient of ``x_hat``.
         x_hat: (..., C).
         rstd: (...), fp32 or fp64.
+        rms: of RMSNorm.
 
     Returns:
         (..., C), contiguous, the type of ``gh``.
     """
     wide = rstd.dtype
-    return (gy.to(wide) + norm_backward_ref(gh.to(wide), x_hat, rstd)).to(gh.dtype).contiguous()
+    return (gy.to(wide) + norm_backward_ref(gh.to(wide), x_hat, rstd, rms)).to(gh.dtype).contiguous()
 
 
 @triton.jit
@@ -72,6 +75,7 @@ def _add_norm_kernel(
     period,  # rows of x after which it repeats, or None
     C,
     eps,
+    RMS: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_C: tl.constexpr,
     PDL: tl.constexpr,
@@ -96,15 +100,16 @@ def _add_norm_kernel(
     if period is not None:
         x_row = (tl.program_id(0) % period).to(tl.int64)
     y = tl.load(x_ptr + x_row * stride_xt + channel, mask=mask, other=0.0).to(tl.float32) + r
-    x_hat, rstd = normalise_row(y, mask, C, eps)
+    x_hat, rstd = normalise_row(y, mask, C, eps, RMS)
     tl.store(y_ptr + row * C + channel, y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(x_hat_ptr + row * C + channel, x_hat.to(x_hat_ptr.dtype.element_ty), mask=mask)
     tl.store(rstd_ptr + row, rstd)
 
 
 def _add_norm_launch(
-    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None,
+    rms: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     shape = _shape(r, partials)
     y = torch.empty(shape, dtype=x.dtype, device=x.device)
     x_hat = torch.empty(shape, dtype=x.dtype, device=x.device)
@@ -129,6 +134,7 @@ def _add_norm_launch(
                 len(rows) if len(rows) < rstd.numel() else None,
                 channels,
                 float(eps),
+                RMS=rms,
                 SPLITS=0 if parts is None else len(parts),
                 BLOCK_C=block,
                 num_warps=warps,
@@ -139,30 +145,32 @@ def _add_norm_launch(
 
 @torch.library.custom_op("vtk_kernels::add_norm", mutates_args=())
 def _add_norm_op(
-    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None,
+    rms: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     _check(x, r, partials, bias)
-    y, x_hat, rstd = (_add_norm_launch if runs_kernel(x) else add_norm_ref)(x, r, eps, partials, bias)
+    y, x_hat, rstd = (_add_norm_launch if runs_kernel(x) else add_norm_ref)(x, r, eps, partials, bias, rms)
     return y.contiguous(), x_hat.contiguous(), rstd.contiguous()
 
 
 @_add_norm_op.register_fake
 def _(
-    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    x: Tensor, r: Tensor | None, eps: float, partials: Tensor | None = None, bias: Tensor | None = None,
+    rms: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     shape = _shape(r, partials)
     return x.new_empty(shape), x.new_empty(shape), x.new_empty(shape[:-1], dtype=accumulator(x.dtype))
 
 
 @torch.library.custom_op("vtk_kernels::add_norm_backward", mutates_args=())
-def _add_norm_backward_op(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
+def _add_norm_backward_op(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor, rms: bool = False) -> Tensor:
     if runs_kernel(gh):
-        return norm_backward_launch(gh, x_hat, rstd, gy)
-    return add_norm_backward_ref(gy, gh, x_hat, rstd)
+        return norm_backward_launch(gh, x_hat, rstd, gy, rms)
+    return add_norm_backward_ref(gy, gh, x_hat, rstd, rms)
 
 
 @_add_norm_backward_op.register_fake
-def _(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor) -> Tensor:
+def _(gy: Tensor, gh: Tensor, x_hat: Tensor, rstd: Tensor, rms: bool = False) -> Tensor:
     return gh.new_empty(gh.shape)
 
 
@@ -170,20 +178,21 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tens
     _, x_hat, rstd = output
     ctx.save_for_backward(x_hat, rstd)
     ctx.repeats = inputs[0].shape != x_hat.shape
-    ctx.like = [None if t is None else (t.dtype, t.shape) for t in inputs[3:]]
+    ctx.like = [None if t is None else (t.dtype, t.shape) for t in inputs[3:5]]
+    ctx.rms = inputs[5]
     ctx.mark_non_differentiable(rstd)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, gy: Tensor | None, gh: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if gh is None and gy is None:
-        return None, None, None, None, None
+        return (None,) * 6
     if gh is None:
         g = gy
     elif gy is None:
-        g = torch.ops.vtk_kernels.norm_backward(gh, *ctx.saved_tensors)
+        g = torch.ops.vtk_kernels.norm_backward(gh, *ctx.saved_tensors, ctx.rms)
     else:
-        g = torch.ops.vtk_kernels.add_norm_backward(gy, gh, *ctx.saved_tensors)
+        g = torch.ops.vtk_kernels.add_norm_backward(gy, gh, *ctx.saved_tensors, ctx.rms)
     assert g is not None
     partials, bias = ctx.like  # `needs_input_grad` ends before arguments left at their defaults
     gx: Tensor | None = g
@@ -195,6 +204,7 @@ def _backward(ctx: Any, gy: Tensor | None, gh: Tensor | None, _: None) -> tuple[
         None,
         None if partials is None else g.to(partials[0]).expand(partials[1]),
         None if bias is None else g.flatten(0, -2).sum(0, dtype=accumulator(g.dtype)).to(bias[0]),
+        None,
     )
 
 
@@ -207,23 +217,26 @@ def add_norm(
     eps: float,
     partials: Tensor | None = None,
     bias: Tensor | None = None,
+    rms: bool = False,
     *,
     use_triton: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add ``r`` to ``x`` and normalise the sum: residual and the LayerNorm (no weight, no bias) that follows.
+    """Add ``r`` to ``x`` and normalise the sum: residual and the norm (no weight, no bias) that follows.
 
     Args:
         x: (..., C), floating point; may be strided; or (1, ..., C), a table added to every image of ``r`` (B, ..., C).
         r: (..., C), the type of ``x``; None with ``partials``.
-        eps: added to the variance.
+        eps: added to the variance, or to the mean square.
         partials: (S, ..., C) of `splitk_linear`, fp32 (fp64 for fp64); summed over S in ascending order to give r.
         bias: (C,), added to the sum of ``partials``; any floating type.
+        rms: RMSNorm in place of LayerNorm.
         use_triton: None for the kernel on CUDA in fp16 and bf16; False for torch; True for the kernel, no gradient.
 
     Returns:
         y: (..., C), x + r, contiguous, the shape of r and the type of ``x``.
-        x_hat: (..., C), LayerNorm of y before rounding, contiguous, the type of ``x``.
-        rstd: (...), 1/√(variance + eps) in fp32 (fp64 for fp64). No gradient flows through it.
+        x_hat: (..., C), the norm of y before rounding, contiguous, the type of ``x``.
+        rstd: (...), 1/√(variance + eps), or 1/√(mean square + eps), in fp32 (fp64 for fp64). No gradient flows
+            through it.
 
     Raises:
         ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.
@@ -231,9 +244,9 @@ def add_norm(
     _check(x, r, partials, bias)
     way = route(x, use_triton, r, partials, bias)
     if way == "reference":
-        return add_norm_ref(x, r, eps, partials, bias)
+        return add_norm_ref(x, r, eps, partials, bias, rms)
     run = torch.ops.vtk_kernels.add_norm if way == "operator" else _add_norm_launch
-    return run(x, r, eps, partials, bias)
+    return run(x, r, eps, partials, bias, rms)
 
 
 def _shape(r: Tensor | None, partials: Tensor | None) -> torch.Size:

@@ -32,10 +32,10 @@ LAUNCHES["linear_gelu_stats"] = 1
 
 def linear_gelu_ref(
     x: Tensor, w: Tensor, b: Tensor | None, save_grad: bool = False, row_stats: Tensor | None = None,
-    eps: float | None = None,
+    eps: float | None = None, rms: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Compute `linear_gelu` by torch. Same arguments and results."""
-    u = pre_activation(x, w, b, row_stats, eps)
+    u = pre_activation(x, w, b, row_stats, eps, rms)
     y = F.gelu(u).to(x.dtype)
     if not save_grad:
         return y
@@ -45,10 +45,10 @@ def linear_gelu_ref(
 
 
 def _linear_gelu_launch(
-    x: Tensor, w: Tensor, b: Tensor | None, save_grad: bool = False, *stats: Any
-) -> Tensor | tuple[Tensor, Tensor]:
-    row_stats, eps = stats or (None, None)
-    y, q, _ = launch(x, w, b, activation=True, save_grad=save_grad, row_stats=row_stats, eps=eps)
+    x: Tensor, w: Tensor, b: Tensor | None, save_grad: bool = False, row_stats: Tensor | None = None,
+    eps: float | None = None, rms: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    y, q, _ = launch(x, w, b, activation=True, save_grad=save_grad, row_stats=row_stats, eps=eps, rms=rms)
     return y if q is None else (y, q)
 
 
@@ -68,10 +68,10 @@ def _save_op(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vtk_kernels::linear_gelu_stats", mutates_args=())
-def _stats_op(x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor, eps: float) -> Tensor:
+def _stats_op(x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor, eps: float, rms: bool = False) -> Tensor:
     check_linear(x, w, b)
-    check_row_stats(x, row_stats, eps)
-    y = (_linear_gelu_launch if runs_kernel(x) else linear_gelu_ref)(x, w, b, False, row_stats, eps)
+    check_row_stats(x, row_stats, eps, rms)
+    y = (_linear_gelu_launch if runs_kernel(x) else linear_gelu_ref)(x, w, b, False, row_stats, eps, rms)
     assert isinstance(y, Tensor)
     return y.contiguous()
 
@@ -88,7 +88,7 @@ def _(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 @_stats_op.register_fake
-def _(x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor, eps: float) -> Tensor:
+def _(x: Tensor, w: Tensor, b: Tensor | None, row_stats: Tensor, eps: float, rms: bool = False) -> Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[0]))
 
 
@@ -120,6 +120,7 @@ def linear_gelu(
     save_grad: Literal[False] = False,
     row_stats: Tensor | None = None,
     eps: float | None = None,
+    rms: bool = False,
     *,
     use_triton: bool | None = None,
 ) -> Tensor: ...
@@ -131,6 +132,7 @@ def linear_gelu(
     save_grad: bool,
     row_stats: Tensor | None = None,
     eps: float | None = None,
+    rms: bool = False,
     *,
     use_triton: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
@@ -141,6 +143,7 @@ def linear_gelu(
     save_grad: bool = False,
     row_stats: Tensor | None = None,
     eps: float | None = None,
+    rms: bool = False,
     *,
     use_triton: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -156,7 +159,8 @@ def linear_gelu(
         save_grad: also return q; not with ``row_stats``.
         row_stats: (..., S, 2) of the rows of ``x``, S = ceil(K / 64), fp32 (fp64 for fp64), whose 1/√(variance + eps)
             scales x · wᵀ before the bias; or None. See `vtk_kernels.row_stats`.
-        eps: added to the variance; with ``row_stats`` alone.
+        eps: added to the variance, or to the mean square; with ``row_stats`` alone.
+        rms: scale by 1/√(mean square + eps), which is RMSNorm's; with ``row_stats`` alone.
         use_triton: None: the kernel on CUDA in fp16 and bf16; False: torch; True: the kernel, with no gradient.
 
     Returns:
@@ -167,17 +171,17 @@ def linear_gelu(
         ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.
     """
     check_linear(x, w, b)
-    check_row_stats(x, row_stats, eps)
+    check_row_stats(x, row_stats, eps, rms)
     if save_grad and row_stats is not None:
         raise ValueError("`save_grad` is for training, `row_stats` for inference: give one of them")
     way = route(x, use_triton, w, b, row_stats)
     if row_stats is not None:
         way = inference(way, x, w, b, row_stats)
     if way == "reference":
-        return linear_gelu_ref(x, w, b, save_grad, row_stats, eps)
+        return linear_gelu_ref(x, w, b, save_grad, row_stats, eps, rms)
     if way == "launcher":
-        return _linear_gelu_launch(x, w, b, save_grad, row_stats, eps)
+        return _linear_gelu_launch(x, w, b, save_grad, row_stats, eps, rms)
     if row_stats is not None:
-        return torch.ops.vtk_kernels.linear_gelu_stats(x, w, b, row_stats, eps)
+        return torch.ops.vtk_kernels.linear_gelu_stats(x, w, b, row_stats, eps, rms)
     op = torch.ops.vtk_kernels.linear_gelu_save if save_grad else torch.ops.vtk_kernels.linear_gelu
     return op(x, w, b)

@@ -10,6 +10,9 @@ head reads q once and k, v once per BLOCK_M queries (cached), writes o.
 LN-folded form: q, k, v are row_scale · raw + bias. Softmax over keys does not see what is equal for all of them, so
 the keys' bias drops out, their scale multiplies columns of q kᵀ, the values' scale the probabilities, and the values'
 bias is added to o: only q is rebuilt.
+
+Heads may be prepared on their way in: norms of queries and keys, rotary embedding, fewer heads of keys and values, an
+additive bias of the logits (see `vtk_kernels._heads`).
 """
 
 from typing import Any
@@ -18,12 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vtk_kernels._attention_backward import packed_attention_backward, unfold
+from vtk_kernels._attention_backward import packed_attention_backward
 from vtk_kernels._attention_kernel import launch, output_shape
+from vtk_kernels._attention_reference import reference
 from vtk_kernels._dispatch import LAUNCHES, opaque, route, runs_kernel
+from vtk_kernels._heads import HeadNorms, Heads, check_heads
 from vtk_kernels._matmul import check_row_scale
+from vtk_kernels._rotary_attention import launch as launch_rotary
+from vtk_kernels._rotary_operator import fastest, flat
 from vtk_kernels._rows import check_channels
-from vtk_kernels._segments import check_segments, equal_runs
+from vtk_kernels._segments import check_segments
 from vtk_kernels._short_attention import fits, short_attention
 from vtk_kernels.choices import choose, device_name
 
@@ -41,27 +48,22 @@ def packed_attention_ref(
     row_scale: Tensor | None = None,
     bias: Tensor | None = None,
     max_seqlen: int | None = None,
+    *,
+    num_kv_heads: int | None = None,
+    rope: Tensor | None = None,
+    rotate_half: bool = False,
+    rope_row: Tensor | None = None,
+    qk_norm: HeadNorms | None = None,
+    attn_bias: Tensor | None = None,
 ) -> Tensor:
     """Compute `packed_attention` by torch, segments by one SDPA per run of equal lengths. Same arguments and result.
 
     Raises:
         ValueError: ``cu_seqlens`` does not ascend from 0 to at most T, or a segment is longer than ``max_seqlen``.
     """
-    qkv = unfold(qkv, row_scale, bias)
-    if cu_seqlens is None:
-        return _attend(qkv, num_heads, num_queries, scale)
-    width, row, parts = qkv.shape[1] // 3, 0, []
-    for first, count, length in equal_runs(cu_seqlens, len(qkv), max_seqlen):
-        row = first + count * length
-        packed = qkv[first:row].reshape(count, length, 3 * width)
-        found = _attend(packed, num_heads, num_queries, scale)
-        # a segment that has fewer tokens than queries gets zeros for the rest
-        parts.append(
-            found.flatten(0, 1) if num_queries is None else F.pad(found, (0, 0, 0, num_queries - found.shape[1]))
-        )
-    if num_queries is None:
-        parts.append(qkv.new_zeros(len(qkv) - row, width))
-    return torch.cat(parts) if parts else qkv.new_zeros(0, num_queries or 0, width)
+    kv = num_heads if num_kv_heads is None else num_kv_heads
+    heads = Heads(num_heads, kv, rope, rotate_half, rope_row, qk_norm, attn_bias)
+    return reference(qkv, heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
 
 
 def _attend(qkv: Tensor, num_heads: int, num_queries: int | None, scale: float) -> Tensor:
@@ -141,22 +143,38 @@ def packed_attention(
     bias: Tensor | None = None,
     max_seqlen: int | None = None,
     *,
+    num_kv_heads: int | None = None,
+    rope: Tensor | None = None,
+    rotate_half: bool = False,
+    rope_row: Tensor | None = None,
+    qk_norm: HeadNorms | None = None,
+    attn_bias: Tensor | None = None,
     use_triton: bool | None = None,
 ) -> Tensor:
-    """Compute softmax(scale · q kᵀ) v for every head of every image or segment.
+    """Compute softmax(scale · q kᵀ + attn_bias) v for every head of every image or segment.
+
+    Queries and keys are normalised first, then rotated, where that is asked for.
 
     The gradient computes attention again; with ``cu_seqlens`` on CUDA it waits for the device to learn the lengths.
 
     Args:
-        qkv: (B, N, 3·H·D), or (T, 3·H·D) with ``cu_seqlens``; floating point; may be strided: q of all heads, k, v.
+        qkv: (B, N, (H + 2·Hkv)·D), or (T, …) with ``cu_seqlens``; floating point; may be strided: q of all heads, k, v.
         num_heads: H, over all parallel branches; D is at most 128.
         cu_seqlens: (S + 1,) int32 on the device of ``qkv``: 0 and the end row of each segment, ascending; segments may
             be empty. Values are not checked on CUDA: that would wait for the device.
         num_queries: only the first so many tokens of each image or segment are queries; None for all.
         scale: factor of the logits; 1/√D unless it is inside q already.
         row_scale: (B, N) or (T,), fp32 (fp64 for fp64), times ``qkv`` before the bias; or None.
-        bias: (3·H·D,), any floating type, added to ``qkv``; or None.
+        bias: ((H + 2·Hkv)·D,), any floating type, added to ``qkv``; or None.
         max_seqlen: no segment is longer; needed with ``cu_seqlens`` on CUDA. Rows past it would not be written.
+        num_kv_heads: Hkv, which divides H; query head h reads key head h · Hkv / H. None for H.
+        rope: (R, D), or (H, R, D) per head; fp32 (fp64 for fp64). Row r has the cosines of D/2 angles, then the sines;
+            a token that is not turned has cos 1, sin 0. None for no rotation.
+        rotate_half: the pairs of channels are (i, i + D/2), else (2i, 2i + 1).
+        rope_row: (B, N) or (T,), int32: each token's row of ``rope``; None: token n of an image or segment has row n.
+        qk_norm: norms of queries and keys over the channels of a head; or None.
+        attn_bias: (H, M, M), any floating type, M at least the tokens of an image: added to the logits of query i and
+            key j. None for 0.
         use_triton: None: on CUDA in fp16 and bf16 the kernel or SDPA, as `vtk_kernels.choices` says; False: torch;
             True: the kernel, with no gradient.
 
@@ -167,7 +185,13 @@ def packed_attention(
     Raises:
         ValueError: shapes or types that do not fit, or ``use_triton=True`` where no kernel can run.
     """
-    _check(qkv, num_heads, cu_seqlens, num_queries, row_scale, bias)
+    kv = num_heads if num_kv_heads is None else num_kv_heads
+    heads = Heads(num_heads, kv, rope, rotate_half, rope_row, qk_norm, attn_bias)
+    _check(qkv, num_heads, cu_seqlens, num_queries, row_scale, bias, heads.num_kv_heads)
+    check_heads(qkv, heads, cu_seqlens)
+    if not heads.plain:
+        return _prepared(qkv, heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen, use_triton)
+    run: Any
     way = route(qkv, use_triton, row_scale, bias)
     if cu_seqlens is not None:
         way = opaque(way, qkv, use_triton)
@@ -180,6 +204,29 @@ def packed_attention(
     return run(qkv, num_heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
 
 
+def _prepared(
+    qkv: Tensor,
+    heads: Heads,
+    cu_seqlens: Tensor | None,
+    num_queries: int | None,
+    scale: float,
+    row_scale: Tensor | None,
+    bias: Tensor | None,
+    max_seqlen: int | None,
+    use_triton: bool | None,
+) -> Tensor:
+    norms = () if heads.qk_norm is None else heads.qk_norm[2:]
+    way = route(qkv, use_triton, row_scale, bias, heads.rope, heads.attn_bias, *norms)
+    if cu_seqlens is not None:
+        way = opaque(way, qkv, use_triton)
+    more = (cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
+    if way == "operator":
+        found: Tensor = torch.ops.vtk_kernels.rotary_attention(qkv, *more, heads.num_heads, *flat(heads))
+        return found
+    run = reference if way == "reference" else launch_rotary if use_triton else fastest
+    return run(qkv, heads, *more)
+
+
 def _check(
     qkv: Tensor,
     num_heads: int,
@@ -187,10 +234,13 @@ def _check(
     num_queries: int | None,
     row_scale: Tensor | None,
     bias: Tensor | None,
+    num_kv_heads: int | None = None,
 ) -> None:
     check_channels(qkv, "qkv")
-    width = qkv.shape[-1]
-    if num_heads < 1 or width % (3 * num_heads) or width > 3 * num_heads * MAX_HEAD_DIM:
+    width, kv = qkv.shape[-1], num_heads if num_kv_heads is None else num_kv_heads
+    if kv != num_heads:
+        _check_grouped(width, num_heads, kv)
+    elif num_heads < 1 or width % (3 * num_heads) or width > 3 * num_heads * MAX_HEAD_DIM:
         raise ValueError(
             f"`num_heads` ({num_heads}) must split the {width} columns of `qkv` into q, k and v of equal heads, "
             f"at most {MAX_HEAD_DIM} channels each"
@@ -204,3 +254,15 @@ def _check(
     if bias is not None and (bias.shape != qkv.shape[-1:] or not bias.is_floating_point()):
         raise ValueError(f"`bias` is {tuple(bias.shape)} {bias.dtype}; it must be ({width},), floating point")
     check_segments(cu_seqlens, qkv, "qkv")
+
+
+def _check_grouped(width: int, num_heads: int, num_kv_heads: int) -> None:
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"`num_kv_heads` ({num_kv_heads}) must divide `num_heads` ({num_heads})")
+    parts = num_heads + 2 * num_kv_heads
+    if width % parts or width > parts * MAX_HEAD_DIM:
+        raise ValueError(
+            f"`num_heads` ({num_heads}) and `num_kv_heads` ({num_kv_heads}) must split the {width} columns of `qkv` "
+            f"into {num_heads} heads of q, {num_kv_heads} of k and {num_kv_heads} of v, equal and of at most "
+            f"{MAX_HEAD_DIM} channels"
+        )

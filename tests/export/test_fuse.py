@@ -199,7 +199,7 @@ def test_unasked_every_known_vit_is_fused_and_nothing_else(capsys: pytest.Captur
     assert choose_form(vit, False, vits=True) is vit
     assert choose_form(other, None, vits=True) is other
     assert capsys.readouterr().out == ""
-    odd = timm.create_model("test_vit", scale_mlp_norm=True)
+    odd = timm.create_model("test_vit", mlp_layer=timm.layers.GatedMlp)
     assert choose_form(odd, None, vits=True) is odd
     assert "exported unfused: cannot fuse `blocks.0.mlp" in capsys.readouterr().out
 

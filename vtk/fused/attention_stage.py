@@ -1,16 +1,20 @@
 """Parallel attention branches as one attention with more heads, and the forms of it that exporters and CPUs want."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.fused.norms import NormSpec
-from vtk.fused.onednn_prepack import wide_linear
-from vtk.fused.stage_input import Pair, RawTokens, Reading
+from vtk.fused.few_queries import few_queries
+from vtk.fused.norms import Affine, NormSpec, normalize_parts
+from vtk.fused.onednn_prepack import ALL, Rows, keeps_copies, wide_linear
+from vtk.fused.relative_bias import RelativeBias
+from vtk.fused.rotary import rotate, rotate_pairs_
+from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
+from vtk_kernels._heads import HeadNorms
 from vtk_kernels.packed_attention import packed_attention
 
 
@@ -39,14 +43,22 @@ class QkNorm(nn.Module):
 
 
 class AttentionStage(Stage):
-    """P attentions that read the same x, as one attention with P·H heads.
+    """P attentions that read the same x, as one attention with P·H heads, of which groups may share keys and values.
 
     Attributes:
-        w_qkv: (3·P·A, C), rows q of all branches, then k, then v; q has 1/√D in it. None after `separate_qkv`.
-        b_qkv: (3·P·A).
-        w_out: (C, P·A).
+        w_qkv: ((P·H + 2·P·K)·D, C), rows q of all branches, then k, then v, with K heads of keys and values a branch; q
+            has 1/√D in it. None after `separate_qkv`.
+        b_qkv: ((P·H + 2·P·K)·D).
+        w_out: (C, P·A), A = H·D.
         w_q, w_k, w_v, b_q, b_k, b_v: the three apart, after `separate_qkv` only.
         divisor: of the scores, after `separate_qkv` where q has no 1/√D in it.
+        num_heads, num_kv_heads, head_dim: P·H, P·K, D.
+        rotary: which of the model's rotary tables turns q and k (`vtk.fused.rotary.Rotary`), None for none.
+        rotate_half: which channels it turns together.
+        sub_norm: of each branch's output, before the gate and the projection.
+        sub_weight, sub_bias: (P·A), its affine part, where a gate stands between it and the projection.
+        w_gate, b_gate: (P·A, C), (P·A), None for no gate; the output is multiplied by the sigmoid of it.
+        attn_bias: of relative positions, added to the scores, None for none.
     """
 
     w_qkv: Tensor | None
@@ -58,6 +70,10 @@ class AttentionStage(Stage):
     b_q: Tensor
     b_k: Tensor
     b_v: Tensor
+    sub_weight: Tensor | None
+    sub_bias: Tensor | None
+    w_gate: Tensor | None
+    b_gate: Tensor | None
 
     def __init__(
         self,
@@ -68,16 +84,28 @@ class AttentionStage(Stage):
         num_heads: int,
         head_dim: int,
         qk_norm: QkNorm | None,
+        num_kv_heads: int | None = None,
+        rotary: int | None = None,
+        rotate_half: bool = False,
+        sub_norm: NormSpec | None = None,
+        sub_affine: Affine | None = None,
+        gate: tuple[Tensor, Tensor] | None = None,
+        attn_bias: RelativeBias | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         self.w_qkv, self.b_qkv, self.w_out = frozen(w_qkv), frozen(b_qkv), frozen(w_out)
-        self.num_heads, self.head_dim = num_heads, head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads or num_heads, head_dim
         self.qk_norm = qk_norm
+        self.rotary, self.rotate_half = rotary, rotate_half
+        self.sub_norm = sub_norm
+        self.sub_weight, self.sub_bias = (None, None) if sub_affine is None else map(frozen, _pair(sub_affine))
+        self.w_gate, self.b_gate = (None, None) if gate is None else map(frozen, gate)
+        self.attn_bias = attn_bias
         self.divisor: float | None = None
 
     def widest(self) -> int:
-        """3·P·A."""
+        """(P·H + 2·P·K)·D."""
         return self.b_qkv.shape[0]
 
     def hidden(self) -> int:
@@ -85,106 +113,159 @@ class AttentionStage(Stage):
         return 0
 
     @property
+    def widths(self) -> tuple[int, int, int]:
+        """Rows of q, k and v."""
+        key = self.num_kv_heads * self.head_dim
+        return self.num_heads * self.head_dim, key, key
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is no more than softmax(q kᵀ) v with as many heads everywhere."""
+        same = self.num_kv_heads == self.num_heads
+        return same and self.qk_norm is None and self.rotary is None and self.attn_bias is None
+
+    @property
     def reads_raw(self) -> bool:
         """Whether it can do without normalised tokens: not the three products that exporters want."""
         return super().reads_raw and self.w_qkv is not None
 
-    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def pairs(
+        self, h: Reading, queries: int | None, plan: Plan, split: bool, ropes: Sequence[Tensor] = ()
+    ) -> Iterator[Pair]:
         """Yield the heads' outputs and the output projection."""
+        rope = None if self.rotary is None else ropes[self.rotary]
+        if split and self.branches > 1 and isinstance(h, Tensor) and self.w_qkv is not None:
+            yield from self._by_branch(h, queries, rope)
+            return
         if isinstance(h, RawTokens):
             assert self.w_qkv is not None
-            yield self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries), self.w_out
+            o = self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
         elif self.w_qkv is None:
-            yield self._separate(h, queries), self.w_out
+            o = self._separate(h, queries, rope)
         elif queries is not None and self.qk_norm is None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: nothing is computed that nobody reads
-            w_q, w_k, w_v = self.w_qkv.chunk(3)
-            b_q, _, b_v = self.b_qkv.chunk(3)
-            q = F.linear(h[:, :queries], w_q, b_q)
-            yield few_queries(q, h, w_k, w_v, b_v, self.head_dim), self.w_out
-        elif split and self.branches > 1:
-            yield from self._by_branch(h, queries)
+            o = self._few_queries(h, queries, rope)
+        elif rope is not None and self.qk_norm is None and keeps_copies(h, self.w_qkv) and rope.dtype == h.dtype:
+            o = self._turned(h, queries, rope)
         else:
-            yield self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries), self.w_out
+            o = self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
+        yield self._finished(o, h, queries, plan), self.w_out
 
-    def _attend_packed(self, qkv: Tensor, queries: int | None) -> Tensor:
-        """Attention of the packed product (B, N, 3·H·D): (B, N', H·D)."""
-        if self.qk_norm is None:
+    def _attend_packed(
+        self, qkv: Tensor, queries: int | None, rope: Tensor | None = None, kernels: bool = True
+    ) -> Tensor:
+        """Attention of the packed product (B, N, (H + 2·K)·D): (B, N', H·D)."""
+        if self.plain:
             return packed_attention(qkv, self.num_heads, num_queries=queries)
-        q, k, v = self._heads(qkv).unbind(2)
-        return self._attend(q if queries is None else q[:, :queries], k, v)
+        if not kernels:
+            q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
+            return self._attend(q, k, v, rope, queries=queries)
+        norm = None
+        if (found := self.qk_norm) is not None:
+            norm = HeadNorms(
+                found.norm.kind, found.norm.eps, found.q_weight, found.q_bias, found.k_weight, found.k_bias
+            )
+        return packed_attention(
+            qkv, self.num_heads, num_queries=queries, num_kv_heads=self.num_kv_heads, rope=rope,
+            rotate_half=self.rotate_half, qk_norm=norm, attn_bias=None if self.attn_bias is None else self.attn_bias(),
+        )  # fmt: skip
 
-    def _by_branch(self, h: Tensor, queries: int | None) -> Iterator[Pair]:
+    def _turned(self, h: Tensor, queries: int | None, rope: Tensor) -> Tensor:
+        """Attention on a CPU, whose time goes into passes over memory: q and k are rotated together, in place."""
         assert self.w_qkv is not None
-        width = self.num_heads * self.head_dim // self.branches
-        w = self.w_qkv.view(3, self.branches, width, -1)
-        b = self.b_qkv.view(3, self.branches, width)
-        for i, out in enumerate(self.w_out.split(width, 1)):
-            q = F.linear(h if queries is None else h[:, :queries], w[0, i], b[0, i])
-            k, v = F.linear(h, w[1, i], b[1, i]), F.linear(h, w[2, i], b[2, i])
-            q, k, v = (self._heads(t, 1)[:, :, 0] for t in (q, k, v))
-            yield self._attend(q, k, v, i), out
+        both = sum(self.widths[:2])
+        rows = Rows(rotated=both, head_dim=self.head_dim) if self.rotate_half else ALL
+        qkv = wide_linear(h, self.w_qkv, self.b_qkv, rows=rows)
+        rotate_pairs_(self._heads(qkv[..., :both]), rope)
+        q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
+        return self._attend(q, k, v, None, queries=queries)
 
-    def _separate(self, h: Tensor, queries: int | None) -> Tensor:
+    def _few_queries(self, h: Tensor, queries: int, rope: Tensor | None) -> Tensor:
+        assert self.w_qkv is not None
+        w_q, w_k, w_v = self.w_qkv.split(self.widths)
+        b_q, b_k, b_v = self.b_qkv.split(self.widths)
+        q = F.linear(h[:, :queries], w_q, b_q)
+        if self.plain:
+            return few_queries(q, h, w_k, w_v, b_v, self.head_dim)
+        k, v = F.linear(h, w_k, b_k), F.linear(h, w_v, b_v)
+        return self._attend(self._heads(q), self._heads(k), self._heads(v), rope)
+
+    def _by_branch(self, h: Tensor, queries: int | None, rope: Tensor | None) -> Iterator[Pair]:
+        assert self.w_qkv is not None
+        parts = [
+            zip(w.chunk(self.branches), b.chunk(self.branches), strict=True)
+            for w, b in zip(self.w_qkv.split(self.widths), self.b_qkv.split(self.widths), strict=True)
+        ]
+        for i, (q_, k_, v_, out) in enumerate(zip(*parts, self.w_out.chunk(self.branches, 1), strict=True)):
+            q = F.linear(h if queries is None else h[:, :queries], *q_)
+            k, v = F.linear(h, *k_), F.linear(h, *v_)
+            o = self._attend(self._heads(q), self._heads(k), self._heads(v), rope, i)
+            yield self._finished(o, h, queries, None, i), out
+
+    def _separate(self, h: Tensor, queries: int | None, rope: Tensor | None) -> Tensor:
         # for exporters: three products and one softmax between two products, the form that the attention fusions of
         # ONNX Runtime and TensorRT look for
         q = F.linear(h if queries is None else h[:, :queries], self.w_q, self.b_q)
         k, v = F.linear(h, self.w_k, self.b_k), F.linear(h, self.w_v, self.b_v)
-        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))  # (B, N, H, D)
-        if self.qk_norm is not None:
-            q, k = self.qk_norm(q, k)
+        q, k, v = self._prepared(self._heads(q), self._heads(k), self._heads(v), rope)
         q, k, v = q.transpose(1, 2), k.permute(0, 2, 3, 1), v.transpose(1, 2)
         scores = torch.matmul(q, k)
         if self.divisor is not None:
             scores = scores / self.divisor
+        if self.attn_bias is not None:
+            scores = scores + self.attn_bias()[:, : scores.shape[2], : scores.shape[3]]
         o = torch.matmul(torch.softmax(scores, -1), v)  # (B, H, N', D)
         return o.transpose(1, 2).flatten(2)
 
-    def _heads(self, t: Tensor, groups: int = 3) -> Tensor:
-        """(B, N, groups·H·D) → (B, N, groups, H, D)."""
-        return t.unflatten(-1, (groups, -1, self.head_dim))
+    def _heads(self, t: Tensor) -> Tensor:
+        """(B, N, H·D) → (B, N, H, D)."""
+        return t.unflatten(-1, (-1, self.head_dim))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, branch: int | None = None) -> Tensor:
-        """Attention of q (B, N', H, D) over k and v (B, N, H, D): (B, N', H·D)."""
+    def _prepared(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None, branch: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v as the scores read them: normalised, rotated, and with keys and values for every head."""
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k, branch)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        return F.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2)
+        if rope is not None:
+            q, k = rotate(q, rope, self.rotate_half), rotate(k, rope, self.rotate_half)
+        if (groups := self.num_heads // self.num_kv_heads) > 1:
+            k, v = k.repeat_interleave(groups, 2), v.repeat_interleave(groups, 2)
+        return q, k, v
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: Tensor | None, branch: int | None = None,
+        queries: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of q (B, N', H, D) over k and v (B, N, K, D): (B, N', H·D)."""
+        q, k, v = (t.transpose(1, 2) for t in self._prepared(q[:, :queries], k, v, rope, branch))
+        bias = None
+        if self.attn_bias is not None:  # with an axis for images: by three axes a CPU takes torch's slow way
+            bias = self.attn_bias()[None, :, : q.shape[2], : k.shape[2]]
+        return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0).transpose(1, 2).flatten(2)
+
+    def _finished(
+        self, o: Tensor, h: Reading, queries: int | None, plan: Plan | None, branch: int | None = None
+    ) -> Tensor:
+        """Return the heads' outputs (B, N', A) as the projection reads them: normalised and gated."""
+        if self.sub_norm is not None:
+            o = normalize_parts(o, self.sub_norm, self.branches if branch is None else 1, plan)
+        if self.w_gate is None or self.b_gate is None:
+            return o
+        w, b = self.w_gate, self.b_gate
+        if branch is not None:
+            w, b = w.chunk(self.branches)[branch], b.chunk(self.branches)[branch]
+        if self.sub_weight is not None and self.sub_bias is not None:
+            weight, bias = self.sub_weight, self.sub_bias
+            if branch is not None:
+                weight, bias = weight.chunk(self.branches)[branch], bias.chunk(self.branches)[branch]
+            o = o * weight + bias
+        h = first(h, queries)
+        return o * torch.sigmoid(h.linear(w, b) if isinstance(h, RawTokens) else F.linear(h, w, b))
 
 
-def few_queries(q: Tensor, h: Tensor, w_k: Tensor, w_v: Tensor, b_v: Tensor, head_dim: int) -> Tensor:
-    """Return softmax(q kᵀ) v for every head, k = h · w_kᵀ + b_k and v = h · w_vᵀ + b_v, for any b_k.
-
-    Without a key or a value of any token, since both matrices can go to the queries' side:
-
-        q·(W_k x + b_k) = (W_kᵀ q)·x + q·b_k,      Σⱼ pⱼ (W_v xⱼ + b_v) = W_v (Σⱼ pⱼ xⱼ) + b_v
-
-    Exact: q·b_k is the same for all tokens, so softmax does not see it, and Σⱼ pⱼ is 1. For n queries, N tokens, C
-    channels and H heads of D channels that is 4 n H C (D + N) operations in place of 4 N C H D for keys and values and
-    4 n N H D for attention: of a ViT-S with one query and 197 tokens a forty-eighth part.
-
-    Args:
-        q: (B, n, H·D), 1/√D in it.
-        h: (B, N, C).
-        w_k, w_v: (H·D, C).
-        b_v: (H·D).
-        head_dim: D.
-
-    Returns:
-        (B, n, H·D).
-    """
-    batch, queries, width = q.shape
-    heads, channels = width // head_dim, h.shape[2]
-    q = q.view(batch * queries, heads, head_dim).transpose(0, 1)  # (H, B·n, D)
-    projected = torch.bmm(q, w_k.view(heads, head_dim, channels))  # (H, B·n, C)
-    projected = (
-        projected.view(heads, batch, queries, channels).transpose(0, 1).reshape(batch, heads * queries, channels)
-    )
-    share = torch.softmax(torch.bmm(projected, h.transpose(1, 2)), -1)  # (B, H·n, N)
-    mixed = torch.bmm(share, h).view(batch, heads, queries, channels).transpose(0, 1)
-    mixed = mixed.reshape(heads, batch * queries, channels)
-    o = torch.bmm(mixed, w_v.view(heads, head_dim, channels).transpose(1, 2))  # (H, B·n, D)
-    return o.transpose(0, 1).reshape(batch, queries, width) + b_v
+def _pair(affine: Affine) -> tuple[Tensor, Tensor]:
+    return affine.weight, affine.bias
 
 
 def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
@@ -197,7 +278,7 @@ def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
     for stage in model.modules():
         if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
             factor = stage.head_dim**0.5 if divide_scores and stage.qk_norm is None else None
-            for name, w, b in zip("qkv", stage.w_qkv.chunk(3), stage.b_qkv.chunk(3), strict=True):
+            for name, w, b in zip("qkv", stage.w_qkv.split(stage.widths), stage.b_qkv.split(stage.widths), strict=True):
                 scale = factor if name == "q" and factor is not None else 1.0
                 setattr(stage, f"w_{name}", frozen(w * scale))
                 setattr(stage, f"b_{name}", frozen(b * scale))

@@ -1,4 +1,4 @@
-"""Converts timm's blocks into folded stages; refuses a block whose computation it does not know exactly."""
+"""Converts blocks of timm's VisionTransformer into folded stages; refuses one that it does not know exactly."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ import timm.models.vision_transformer as vit
 import torch
 from torch import Tensor
 
+from vtk.fused.attention_parts import DIFFERENTIAL, read_head_norms
 from vtk.fused.attention_stage import AttentionStage, QkNorm
-from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly, is_identity
+from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly
 from vtk.fused.fold import Branch, centred, fold_attention, fold_input, fold_mlp, layer_scale
 from vtk.fused.mlp_stage import MlpStage, ScalingStage
-from vtk.fused.norms import read_linear, read_norm, refusal
+from vtk.fused.norms import POST_NORM, read_linear, read_norm, refusal
 from vtk.fused.stages import Stage
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
@@ -42,6 +43,10 @@ def fold_block(block: Any, like: Tensor, where: str = "block", *, ffn: bool = Tr
         ]
     if is_exactly(block, vit.ParallelScalingBlock):
         return [_fold_scaling(block, like, where)]
+    if is_exactly(block, vit.ResPostBlock):
+        raise refusal(where, block, POST_NORM)
+    if isinstance(block, vit.DiffParallelScalingBlock):
+        raise refusal(where, block, DIFFERENTIAL)
     raise refusal(where, block, f"known blocks are {KNOWN}")
 
 
@@ -91,15 +96,13 @@ def _fold_scaling(block: Any, like: Tensor, where: str) -> ScalingStage:
 
 
 def _scaling_qk_norm(block: Any, like: Tensor, where: str) -> QkNorm | None:
-    if is_identity(block.q_norm) and is_identity(block.k_norm):
+    q, k = read_head_norms(block, like, where)
+    if q is None or k is None:
         return None
-    affine: dict[str, Tensor] = {}
-    specs = []
-    for side, factor in (("q", block.head_dim**-0.5), ("k", 1.0)):
-        spec, values = read_norm(getattr(block, f"{side}_norm"), like, f"{where}.{side}_norm")
-        specs.append(spec)
+    if q[0] != k[0]:
+        raise refusal(where, block, "q and k are normalised differently")
+    affine = {}
+    for side, (_, values), factor in (("q", q, block.head_dim**-0.5), ("k", k, 1.0)):
         affine[f"{side}_weight"] = (values.weight * factor).expand(block.num_heads, -1)
         affine[f"{side}_bias"] = (values.bias * factor).expand(block.num_heads, -1)
-    if specs[0] != specs[1]:
-        raise refusal(where, block, "q and k are normalised differently")
-    return QkNorm(specs[0], 1, affine)
+    return QkNorm(q[0], 1, affine)

@@ -3,21 +3,14 @@
 from collections import OrderedDict
 from typing import Any
 
-import timm.models.vision_transformer as vit
 import torch
-from torch import nn
 
 from vtk.errors import UsageError
-from vtk.fused.blocks import fold_block
-from vtk.fused.checks import check_silent
-from vtk.fused.embed import Embedding, Head
+from vtk.fused.families.registry import reader_of
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.model import FusedViT
-from vtk.fused.norms import refusal
 from vtk.fused.stages import Stage
 from vtk.models.devices import check_dtype
-
-_FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 
 
 def fuse(
@@ -35,38 +28,39 @@ def fuse(
     exact.
 
     Args:
-        model: of `timm.models.vision_transformer`, on any device, with `Block`, `ParallelThingsBlock` or
-            `ParallelScalingBlock`, also with Context Broadcasting.
+        model: of a family that `vtk.fused.families` reads, on any device: timm's VisionTransformer with `Block`,
+            `ParallelThingsBlock` or `ParallelScalingBlock`, also with Context Broadcasting, or Eva.
         dtype: of the result, by default the model's. Folding is done in fp32 (fp64 for an fp64 model), cast once.
         keep_source: keep the model's own tensors alive for `FusedViT.source_state_dict`.
         ln_folded: on CUDA in fp16 and bf16: True for the form of 5 kernels a block, in which products apply the norms;
             False for that of 7, in which kernels do; None for the quicker one where it was measured, else 7. By True
-            a stage that needs normalised tokens (RMSNorm, or Context Broadcasting of them) gets them from a kernel.
+            a stage that needs normalised tokens (Context Broadcasting of them) gets them from a kernel.
         graphs: on CUDA, replay each batch size as one CUDA graph; False to start kernel by kernel.
 
     Raises:
         UsageError: a part that is not known, by name, with what to do; a ``dtype`` without arithmetic; or
             ``ln_folded=True`` where no stage can do without normalised tokens.
     """
-    check_model(model)
+    reader = reader_of(model)
     parameter = next(model.parameters())
     target = check_dtype(parameter.dtype if dtype is None else dtype)
     before = 0
     with torch.no_grad():
         like = torch.empty(0, dtype=torch.promote_types(parameter.dtype, torch.float32), device=parameter.device)
         stages: list[Stage] = []
-        for i, block in enumerate(model.blocks):
+        for i in range(len(model.blocks)):
             before = len(stages)
-            stages += fold_block(block, like, f"blocks.{i}")
-        head = Head(model, like)
+            stages += reader.stages(model, i, like)
+        head, rotary = reader.head(model, like), reader.rotary(model, like)
         last = stages[before:]
-        prunes = head.first_token_only and not any(stage.end or stage.front or _mid(stage) for stage in last)
-        fused = FusedViT(Embedding(model, like), stages, head, pruned=before if prunes else -1)
+        prunes = head.queries is not None and not any(stage.end or stage.front or _mid(stage) for stage in last)
+        embedding = reader.embedding(model, like)
+        fused = FusedViT(embedding, stages, head, pruned=before if prunes else -1, rotary=rotary)
         fused.to(target)
     if ln_folded and not any(stage.reads_raw for stage in stages[1:]):
         raise UsageError(
             "`ln_folded` is True and nothing of this model can do without normalised tokens: after the first, every "
-            "norm is an RMSNorm or has Context Broadcasting behind it; leave it out"
+            "norm has Context Broadcasting behind it; leave it out"
         )
     fused.ln_folded, fused.graphs = ln_folded, graphs
     if keep_source:
@@ -76,30 +70,3 @@ def fuse(
 
 def _mid(stage: Stage) -> bool:
     return isinstance(stage, MlpStage) and stage.mid
-
-
-def check_model(model: Any) -> None:
-    """Refuse what computes something else than the forward pass that the stages repeat."""
-    kind = type(model)
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"`fuse` takes a timm Vision Transformer as a module, and was given a {kind.__name__}; of a "
-                         "task, give its `.model`")  # fmt: skip
-    if not isinstance(model, vit.VisionTransformer):
-        raise UsageError(
-            f"cannot fuse {kind.__name__}: only timm's VisionTransformer (vit_*, deit_*, deit3_* and others) is known; "
-            "use the back-end eager or compile, or export without --fuse"
-        )
-    for name in _FORWARDS:
-        if getattr(kind, name) is not getattr(vit.VisionTransformer, name) or name in vars(model):
-            raise UsageError(f"cannot fuse {kind.__name__}: its `{name}` is its own; use the back-end eager or compile")
-    if type(model.blocks) is not nn.Sequential:
-        raise refusal("blocks", model.blocks, "only torch.nn.Sequential is known here")
-    check_silent(model, "", "pos_drop", "patch_drop", "head_drop")
-    if not len(model.blocks):
-        raise UsageError(f"cannot fuse {kind.__name__}: it has no blocks")
-    for name, module in model.named_modules():
-        where = name or kind.__name__
-        if module._forward_hooks or module._forward_pre_hooks:
-            raise UsageError(f"cannot fuse `{where}`: it has forward hooks, which would be lost; remove them")
-        if "forward" in vars(module):
-            raise UsageError(f"cannot fuse `{where}`: its `forward` was replaced; use the back-end eager or compile")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.layers import Attention, DropPath, Mlp, PatchDropout
+from timm.layers import DropPath, PatchDropout
 from torch import Tensor, nn
 
 from vtk.fused.norms import refusal
@@ -52,31 +52,16 @@ def check_order(module: nn.Module, where: str, names: Sequence[str]) -> None:
         raise refusal(where, module, f"a Sequential of {', '.join(names)} is expected, found {', '.join(found)}")
 
 
-def check_attention(attn: Any, where: str) -> None:
-    """Refuse an attention that is not timm's, with or without qk-norm and Context Broadcasting."""
-    if not is_exactly(attn, Attention):
-        raise refusal(where, attn, "only timm's Attention is known here")
-    if not is_identity(attn.norm):
-        raise refusal(f"{where}.norm", attn.norm, "a norm before the output projection (scale_attn_norm)")
-    if attn.gate is not None:
-        raise refusal(f"{where}.gate", attn.gate, "gated attention")
-    check_scale(attn, where)
-    check_silent(attn, where, "attn_drop", "proj_drop")
-
-
 def check_scale(module: Any, where: str) -> None:
     """Refuse a softmax scale of its own; timm reads it only where `fused_attn` is off, and takes 1/√D elsewhere."""
-    if not module.fused_attn and module.scale != module.head_dim**-0.5:
-        raise refusal(where, module, f"its `scale` is {module.scale}, and only 1/√{module.head_dim} is known")
+    if not module.fused_attn and module.scale != head_dim(module) ** -0.5:
+        raise refusal(where, module, f"its `scale` is {module.scale}, and only 1/√{head_dim(module)} is known")
 
 
-def check_mlp(mlp: Any, where: str) -> None:
-    """Refuse an FFN that is not timm's with two layers, with or without Context Broadcasting."""
-    if not is_exactly(mlp, Mlp):
-        raise refusal(where, mlp, "only timm's two-layer Mlp is known here")
-    if not is_identity(mlp.norm):
-        raise refusal(f"{where}.norm", mlp.norm, "a norm between the two layers (scale_mlp_norm)")
-    check_silent(mlp, where, "drop1", "drop2")
+def head_dim(attn: Any) -> int:
+    """Return the channels of a head, which BEiT's attention does not keep."""
+    own: int | None = getattr(attn, "head_dim", None)
+    return int(attn.qkv.out_features // 3 // attn.num_heads) if own is None else own
 
 
 def shared_activation(acts: Sequence[Any], wheres: Sequence[str]) -> nn.Module:

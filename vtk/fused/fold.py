@@ -2,7 +2,8 @@
 
 With x̂ = (x − μ)/σ, one norm (g, b) and LayerScale s per branch i:
 Wqkvᵢ′ = Wqkvᵢ·diag(gᵢ), bqkvᵢ′ = bqkvᵢ + Wqkvᵢ·bᵢ, the rows of q also times 1/√D; Wprojᵢ′ = diag(sᵢ)·Wprojᵢ.
-The FFN alike. All branches read the same x̂, so their rows stack, and their outputs' columns stand side by side.
+The FFN alike; a norm before the second layer goes into that one likewise. All branches read the same x̂, so their rows
+stack, and their outputs' columns stand side by side.
 
 Behind a LayerNorm x̂ has mean 0, so a constant added to a row of W′ changes nothing. The rows are given mean 0: then
 W′x̂ = W′x/σ, and a product can read x itself (`vtk.fused.stage_input`).
@@ -14,13 +15,16 @@ from typing import Any
 
 import torch
 from timm.layers import LayerScale
-from torch import Tensor
+from torch import Tensor, nn
 
+from vtk.fused.attention_parts import AttentionParts, Linear, Norm, read_attention
 from vtk.fused.attention_stage import AttentionStage, QkNorm
-from vtk.fused.batch_norms import fold_token_norm
-from vtk.fused.checks import check_attention, check_mlp, check_silent, is_identity, shared_activation
+from vtk.fused.checks import check_silent, is_identity, shared_activation
+from vtk.fused.glu_stage import GluStage
+from vtk.fused.mlp_parts import read_mlp
 from vtk.fused.mlp_stage import MlpStage
-from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
+from vtk.fused.norms import Affine, NormSpec, read_norm, refusal
+from vtk.fused.relative_bias import read_bias
 from vtk.fused.stages import Context
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 
@@ -59,80 +63,107 @@ class Branch:
         return f"{self.where}.{self.names[i]}"
 
 
-def fold_attention(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None) -> AttentionStage:
+def fold_attention(
+    branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None, *, rotary: int | None = None,
+    shared_bias: Any = None,
+) -> AttentionStage:  # fmt: skip
     """Fold and merge attentions that read the same tokens.
 
     Args:
         branches: at least one; all with the same heads.
         like: device and dtype of the arithmetic.
         end: Context Broadcasting of their sum, of a parallel block.
+        rotary: which of the model's rotary tables turns q and k; None for none.
+        shared_bias: the model's module of relative positions, added to the attention's own; None for none.
 
     Raises:
         UsageError: a part that this version does not know.
     """
     norm, affines = _norms(branches, like)
-    first = branches[0].body
     front, own_end = _placements(branches, like, allowed=("front", "end"))
-    w_qkv, b_qkv, w_out = [], [], []
-    bias = like.new_zeros(affines[0].weight.shape)
-    for branch, affine in zip(branches, affines, strict=True):
-        attn = branch.body
-        check_attention(attn, branch.name())
+    parts = [read_attention(branch.body, like, branch.name()) for branch in branches]
+    first = parts[0]
+    rows: dict[str, list[Linear]] = {name: [] for name in ("q", "k", "v", "gate")}
+    w_out, bias = [], like.new_zeros(affines[0].weight.shape)
+    for branch, affine, part in zip(branches, affines, parts, strict=True):
         check_silent(branch.parent, branch.where, branch.names[3])
-        if (attn.num_heads, attn.head_dim) != (first.num_heads, first.head_dim):
-            raise refusal(branch.name(), attn, "the branches of a block have different heads")
-        w, b = fold_input(*read_linear(attn.qkv, like, f"{branch.name()}.qkv"), affine, front)
-        w = centred(w, norm, front)
-        out, offset = read_linear(attn.proj, like, f"{branch.name()}.proj")
+        if _heads(part) != _heads(first):
+            raise refusal(branch.name(), branch.body, "the branches of a block have different heads")
+        for name, found in rows.items():
+            if linear := getattr(part, name):
+                w, b = fold_input(linear[0], linear[1], affine, front)
+                found.append((centred(w, norm, front), b))
         scale = layer_scale(branch.scale, like, branch.name(2))
-        w_qkv.append(w.view(3, -1, w.shape[-1]))
-        b_qkv.append(b.view(3, -1))
+        out, offset = fold_output(*part.out, None if part.gate is not None else part.sub_norm)
         w_out.append(out * scale[:, None])
         bias = bias + offset * scale
-    packed, offsets = torch.stack(w_qkv, 1), torch.stack(b_qkv, 1)  # (3, P, A, C), (3, P, A)
-    qk_norm = _qk_norm(branches, like, first)
+    qk_norm = _qk_norm(branches, parts)
     if qk_norm is None:
-        rows = torch.ones_like(offsets)
-        rows[0] = first.head_dim**-0.5
-        packed, offsets = packed * rows[..., None], offsets * rows
+        factor = first.head_dim**-0.5
+        rows["q"] = [(w * factor, b * factor) for w, b in rows["q"]]
+    w_qkv, b_qkv = _stacked(rows["q"] + rows["k"] + rows["v"])
+    biases = [*first.biases, *([] if shared_bias is None else [shared_bias])]
+    if biases and len(branches) > 1:
+        raise refusal(branches[0].name(), branches[0].body, "parallel branches with a bias of the scores are not known")
+    sub_norm, sub_affine = _sub_norm(branches, [part.sub_norm for part in parts])
+    if first.rotate_half is None and rotary is not None:
+        raise refusal(branches[0].name(), branches[0].body, "it knows no rotary embedding")
     return AttentionStage(
         norm=norm, branches=len(branches), bias=bias, front=front, end=_context(end, like) or own_end,
-        w_qkv=packed.flatten(0, 2), b_qkv=offsets.flatten(), w_out=torch.cat(w_out, 1),
-        num_heads=len(branches) * first.num_heads, head_dim=first.head_dim, qk_norm=qk_norm,
+        w_qkv=w_qkv, b_qkv=b_qkv, w_out=torch.cat(w_out, 1),
+        num_heads=len(branches) * first.num_heads, num_kv_heads=len(branches) * first.num_kv_heads,
+        head_dim=first.head_dim, qk_norm=qk_norm, sub_norm=sub_norm,
+        sub_affine=sub_affine if rows["gate"] else None, gate=_stacked(rows["gate"]) if rows["gate"] else None,
+        rotary=rotary, rotate_half=bool(first.rotate_half), attn_bias=read_bias(biases, like, branches[0].name()),
     )  # fmt: skip
 
 
 def fold_mlp(branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None) -> MlpStage:
-    """Fold and merge two-layer FFNs that read the same tokens; arguments as of `fold_attention`."""
+    """Fold and merge FFNs, plain or gated, that read the same tokens; arguments as of `fold_attention`."""
     norm, affines = _norms(branches, like)
     front, own_end = _placements(branches, like, allowed=("front", "mid", "end"))
-    w_in, b_in, w_out, mids, acts = [], [], [], [], []
+    parts = [read_mlp(branch.body, like, branch.name()) for branch in branches]
+    gated = parts[0].gate is not None
+    rows: dict[str, list[Linear]] = {"gate": [], "fc1": []}
+    w_out, mids = [], []
     bias = like.new_zeros(affines[0].weight.shape)
-    for branch, affine in zip(branches, affines, strict=True):
-        mlp = branch.body
-        check_mlp(mlp, branch.name())
+    for branch, affine, part in zip(branches, affines, parts, strict=True):
         check_silent(branch.parent, branch.where, branch.names[3])
-        act, w, b = fold_token_norm(mlp.act, *read_linear(mlp.fc1, like, f"{branch.name()}.fc1"))
-        w, b = fold_input(w, b, affine, front)
-        w = centred(w, norm, front)
-        acts.append(act)
-        out, offset = read_linear(mlp.fc2, like, f"{branch.name()}.fc2")
+        if (part.gate is not None) != gated:
+            raise refusal(branch.name(), branch.body, "some of its block's branches are gated and others are not")
+        for name, found in rows.items():
+            if linear := getattr(part, name):
+                w, b = fold_input(linear[0], linear[1], affine, front)
+                found.append((centred(w, norm, front), b))
         scale = layer_scale(branch.scale, like, branch.name(2))
-        w_in.append(w)
-        b_in.append(b)
+        if getattr(branch.body, "cb_placement", None) == "mid":
+            if part.sub_norm is not None:
+                raise refusal(branch.name(), branch.body, "its hidden layer has a norm and Context Broadcasting")
+            mids.append(_context(branch.body.cb, like))
+        out, offset = fold_output(*part.out, part.sub_norm)
         w_out.append(out * scale[:, None])
         bias = bias + offset * scale
-        if getattr(mlp, "cb_placement", None) == "mid":
-            mids.append(_context(mlp.cb, like))
     mid = None
     if mids:
         scales = [c.scale for c in mids if c is not None and c.scale is not None]
         mid = Context(torch.cat(scales) if scales else None)
-    act = shared_activation(acts, [b.name() for b in branches])
-    return MlpStage(
+    act = shared_activation([part.act for part in parts], [b.name() for b in branches])
+    w_in, b_in = _stacked(rows["gate"] + rows["fc1"])
+    kind = GluStage if gated else MlpStage
+    return kind(
         norm=norm, branches=len(branches), bias=bias, front=front, end=_context(end, like) or own_end,
-        w_in=torch.cat(w_in), b_in=torch.cat(b_in), w_out=torch.cat(w_out, 1), act=act, mid=mid,
+        w_in=w_in, b_in=b_in, w_out=torch.cat(w_out, 1), act=act, mid=mid,
+        sub_norm=_sub_norm(branches, [part.sub_norm for part in parts])[0],
     )  # fmt: skip
+
+
+def fold_output(weight: Tensor, bias: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
+    """Fold a norm of what a stage's second layer reads into that layer: (C, K), (C)."""
+    if norm is None:
+        return weight, bias
+    spec, affine = norm
+    weight, bias = fold_input(weight, bias, affine)
+    return centred(weight, spec), bias
 
 
 def fold_input(weight: Tensor, bias: Tensor, affine: Affine, front: Context | None = None) -> tuple[Tensor, Tensor]:
@@ -158,10 +189,17 @@ def centred(weight: Tensor, norm: NormSpec, front: Context | None = None) -> Ten
 def layer_scale(module: Any, like: Tensor, where: str) -> Tensor:
     """Return LayerScale's factors (C), or a 1 for none.
 
+    Args:
+        module: a LayerScale, a parameter of its factors (Eva, BEiT), or None or the identity for none.
+        like: device and dtype of the result.
+        where: its name in the model.
+
     Raises:
-        UsageError: neither LayerScale nor the identity.
+        UsageError: something else.
     """
-    if is_identity(module):
+    if isinstance(module, nn.Parameter):
+        return _cast(module, like)
+    if module is None or is_identity(module):
         return like.new_ones(1)
     if type(module) is LayerScale:
         return _cast(module.gamma, like)
@@ -205,21 +243,43 @@ def _context(module: ContextBroadcast | None, like: Tensor) -> Context | None:
     return Context(None if module.scale is None else _cast(module.scale, like))
 
 
-def _qk_norm(branches: Sequence[Branch], like: Tensor, first: Any) -> QkNorm | None:
-    if all(is_identity(getattr(b.body, n)) for b in branches for n in ("q_norm", "k_norm")):
+def _stacked(layers: Sequence[Linear]) -> Linear:
+    """Return the rows of several linear layers as one."""
+    return torch.cat([w for w, _ in layers]), torch.cat([b for _, b in layers])
+
+
+def _heads(part: AttentionParts) -> tuple[object, ...]:
+    return part.num_heads, part.num_kv_heads, part.head_dim, part.rotate_half, part.gate is None, not part.biases
+
+
+def _qk_norm(branches: Sequence[Branch], parts: Sequence[AttentionParts]) -> QkNorm | None:
+    found = [(part.q_norm, part.k_norm) for part in parts]
+    if all(q is None and k is None for q, k in found):
         return None
-    specs: list[NormSpec] = []
-    affine: dict[str, list[Tensor]] = {f"{side}_{part}": [] for side in "qk" for part in ("weight", "bias")}
-    for branch in branches:
-        for side in "qk":
-            spec, values = read_norm(getattr(branch.body, f"{side}_norm"), like, f"{branch.name()}.{side}_norm")
-            specs.append(spec)
-            factor = first.head_dim**-0.5 if side == "q" else 1.0
-            for part in ("weight", "bias"):
-                affine[f"{side}_{part}"].append((getattr(values, part) * factor).expand(first.num_heads, -1))
-    if any(spec != specs[0] for spec in specs):
-        raise refusal(branches[0].name(), first, "q and k are normalised differently")
-    return QkNorm(specs[0], len(branches), {name: torch.cat(parts) for name, parts in affine.items()})
+    specs: list[NormSpec | None] = []
+    affine: dict[str, list[Tensor]] = {f"{side}_{name}": [] for side in "qk" for name in ("weight", "bias")}
+    for part, norms in zip(parts, found, strict=True):
+        sides = (("q", part.num_heads, part.head_dim**-0.5), ("k", part.num_kv_heads, 1.0))
+        for (side, heads, factor), norm in zip(sides, norms, strict=True):
+            specs.append(None if norm is None else norm[0])
+            if norm is not None:
+                for name in ("weight", "bias"):
+                    affine[f"{side}_{name}"].append((getattr(norm[1], name) * factor).expand(heads, -1))
+    first = specs[0]
+    if first is None or any(spec != first for spec in specs):
+        raise refusal(branches[0].name(), branches[0].body, "q and k, or its branches, are normalised differently")
+    return QkNorm(first, len(branches), {name: torch.cat(values) for name, values in affine.items()})
+
+
+def _sub_norm(branches: Sequence[Branch], norms: Sequence[Norm | None]) -> tuple[NormSpec | None, Affine | None]:
+    """Return the norm of all branches' outputs, and their affine parts side by side."""
+    found = [norm for norm in norms if norm is not None]
+    if not found:
+        return None, None
+    if len(found) < len(norms) or any(spec != found[0][0] for spec, _ in found):
+        raise refusal(branches[0].name(), branches[0].body, "its block's branches are normalised differently")
+    sides = zip(*((affine.weight, affine.bias) for _, affine in found), strict=True)
+    return found[0][0], Affine(*(torch.cat(side) for side in sides))
 
 
 def _cast(value: Tensor, like: Tensor) -> Tensor:

@@ -34,10 +34,14 @@ class Graphed(nn.Module, abc.ABC):
 
         Images on the host are copied to a model on CUDA by way of pinned memory, without waiting for the copy.
         """
+        self.prepare(images)
         sent = not images.is_cuda and images.device.type == "cpu" and self.device.type == "cuda"
         if self._graph_cache.takes(images, on_demand=self.graphs, device=self.device if sent else None):
             return self._replay(images)
         return self.compute(images.to(self.device) if sent else images)
+
+    def prepare(self, images: Tensor) -> None:
+        """Make what depends on the size of the images alone, and which graphs only read."""
 
     @abc.abstractmethod
     def compute(self, images: Tensor) -> Tensor:
@@ -137,4 +141,6 @@ class Graphed(nn.Module, abc.ABC):
         if batch < 1:
             raise UsageError(f"a graph of batch {batch} is of nothing; give 1 or more")
         height, width = size or self.image_size
-        return torch.zeros(batch, self.in_chans, height, width, dtype=self.dtype, device=self.device)
+        images = torch.zeros(batch, self.in_chans, height, width, dtype=self.dtype, device=self.device)
+        self.prepare(images)
+        return images

@@ -1,6 +1,6 @@
 """Parallel FFN branches as one wider FFN, alone or beside attention from the same norm (ViT-22B)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.fused.attention_stage import AttentionStage
+from vtk.fused.norms import NormSpec, normalize_parts
 from vtk.fused.onednn_prepack import wide_linear
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Context, Plan, Stage, context_mean, frozen
@@ -25,6 +26,7 @@ class MlpStage(Stage):
         w_out: (C, P·F).
         act: of the hidden layer; GELU, exact or by tanh, can be one operation with the product before it.
         mid: Context Broadcasting of the hidden layer.
+        sub_norm: of each branch's hidden layer, its affine part in ``w_out``; None for none.
     """
 
     w_in: Tensor
@@ -32,12 +34,21 @@ class MlpStage(Stage):
     w_out: Tensor
 
     def __init__(
-        self, *, w_in: Tensor, b_in: Tensor, w_out: Tensor, act: nn.Module, mid: Context | None, **common: Any
+        self,
+        *,
+        w_in: Tensor,
+        b_in: Tensor,
+        w_out: Tensor,
+        act: nn.Module,
+        mid: Context | None,
+        sub_norm: NormSpec | None = None,
+        **common: Any,
     ) -> None:
         super().__init__(**common)
         self.w_in, self.b_in, self.w_out = frozen(w_in), frozen(b_in), frozen(w_out)
         self.act = act
         self.mid, self.mid_scale = mid is not None, frozen(mid.scale if mid else None)
+        self.sub_norm = sub_norm
         self.gelu, self.gelu_tanh = is_exact_gelu(act), is_tanh_gelu(act)
 
     def widest(self) -> int:
@@ -48,20 +59,33 @@ class MlpStage(Stage):
         """P·F."""
         return self.b_in.shape[0]
 
-    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def pairs(
+        self, h: Reading, queries: int | None, plan: Plan, split: bool, ropes: Sequence[Tensor] = ()
+    ) -> Iterator[Pair]:
         """Yield the hidden activations and the second layer."""
         h = first(h, queries)
         if split and self.branches > 1:
-            w_ins, b_ins = self.w_in.chunk(self.branches), self.b_in.chunk(self.branches)
             scales = (None,) * self.branches if self.mid_scale is None else self.mid_scale.chunk(self.branches)
-            for w_in, b_in, scale, w_out in zip(w_ins, b_ins, scales, self.w_out.chunk(self.branches, 1), strict=True):
-                yield self._hidden(h, w_in, b_in, scale, plan), w_out
+            matrices = self.by_branch(), scales, self.w_out.chunk(self.branches, 1)
+            for (w_in, b_in), scale, w_out in zip(*matrices, strict=True):
+                yield self._hidden(h, w_in, b_in, scale, plan, 1), w_out
         else:
-            yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, plan), self.w_out
+            yield self._hidden(h, self.w_in, self.b_in, self.mid_scale, plan, self.branches), self.w_out
 
-    def _hidden(self, h: Reading, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan) -> Tensor:
+    def by_branch(self) -> list[tuple[Tensor, Tensor]]:
+        """Return matrix and bias of each branch's first layer."""
+        return list(zip(self.w_in.chunk(self.branches), self.b_in.chunk(self.branches), strict=True))
+
+    def _hidden(self, h: Reading, w: Tensor, b: Tensor, scale: Tensor | None, plan: Plan, branches: int) -> Reading:
+        if self.sub_norm is not None:
+            u = self.normalizable(h, w, b, plan)
+            return normalize_parts(u, self.sub_norm, branches, plan) if isinstance(u, Tensor) else u
         u = self.activated(h, w, b, plan)
         return context_mean(u, scale) if self.mid else u
+
+    def normalizable(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Reading:
+        """Return `activated` for the norm behind it; a form that the next product can normalise where there is one."""
+        return self.activated(h, w, b, plan)
 
     def activated(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
         """Return act(h · wᵀ + b): (B, N', F), of the whole hidden layer or of one branch's part."""
@@ -74,10 +98,7 @@ class MlpStage(Stage):
                 return linear_gelu(h, w, b)
             if choice == "cublaslt" or (self.gelu_tanh and choice != "aten"):
                 return linear_gelu_tanh(h, w, b, exact=self.gelu)
-        u = wide_linear(h, w, b)
-        if self.gelu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
-            return torch.ops.aten.gelu_(u)  # a second wide tensor costs a CPU more time than the function itself
-        return self.act(u)
+        return wide_linear(h, w, b, "gelu") if self.gelu else self.act(wide_linear(h, w, b))
 
 
 class ScalingStage(Stage):
@@ -100,9 +121,11 @@ class ScalingStage(Stage):
         """Whether it can do without normalised tokens, as its attention says."""
         return super().reads_raw and self.attention.reads_raw
 
-    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
+    def pairs(
+        self, h: Reading, queries: int | None, plan: Plan, split: bool, ropes: Sequence[Tensor] = ()
+    ) -> Iterator[Pair]:
         """Yield attention's pair, then the FFN's."""
-        yield from self.attention.pairs(h, queries, plan, split)
+        yield from self.attention.pairs(h, queries, plan, split, ropes)
         yield from self.mlp.pairs(h, queries, plan, split)
 
 

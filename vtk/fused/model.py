@@ -18,6 +18,7 @@ from vtk.fused.embed import Embedding, Head
 from vtk.fused.graph_module import Graphed
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
+from vtk.fused.rotary import Rotary
 from vtk.fused.stage_input import Pair, RawTokens, Reading
 from vtk.fused.stage_output import close, close_raw
 from vtk.fused.stages import Plan, Stage, context_mean
@@ -52,8 +53,9 @@ class FusedViT(Graphed):
     plain torch. It holds no gradient and has no training mode.
 
     The operations have two forms. With norms of their own a block is 7 kernels: qkv, attention, output projection, add
-    and norm, fc1 with GELU, fc2, add and norm. Folded it is 5: the norms' statistics come from the products that write
-    the residual stream, their scale is applied by those that read it, and no kernel only normalises.
+    and norm, fc1 with GELU or SwiGLU, fc2, add and norm; 8 with a norm of the hidden layer (EVA-02). Folded it is 5:
+    the norms' statistics come from the products that write what is normalised, their scale is applied by those that
+    read it, and no kernel only normalises.
 
     Attributes:
         graphs: whether batches of up to 256 images are captured at their first call and replayed (CUDA only; the
@@ -63,6 +65,7 @@ class FusedViT(Graphed):
             `vtk_kernels.choose` names for the shape; that folds only where all stages after the first can. By True
             those that can are folded. Each form has graphs of its own.
         cache_bytes: the last-level cache the CPU's plan counts with.
+        rotary: its rotary tables, None for a model that has none.
         bias_sums: (stages, C), of the biases of each stage and all before it, for the form that leaves them out of the
             residual stream; in no state dict, and written anew where that form meets other biases (``bias.data.add_``
             escapes the counter that tells).
@@ -71,9 +74,12 @@ class FusedViT(Graphed):
 
     bias_sums: Tensor
 
-    def __init__(self, embed: Embedding, stages: Sequence[Stage], head: Head, *, pruned: int) -> None:
+    def __init__(
+        self, embed: Embedding, stages: Sequence[Stage], head: Head, *, pruned: int, rotary: Rotary | None = None
+    ) -> None:
         super().__init__()
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
+        self.rotary = rotary
         self.pruned = pruned
         ends = [m for stage in stages for m in stage.modules() if isinstance(m, AttentionStage | MlpStage)]
         self._ends = sorted({tuple(m.w_out.shape) for m in ends if hasattr(m, "w_out")})  # not those in fp8
@@ -94,12 +100,15 @@ class FusedViT(Graphed):
             kernels = images.is_cuda and images.dtype in HALF and not torch.compiler.is_exporting()
             plan = Plan(kernels, device_name(images) if kernels else None, None)
         stages: list[Any] = list(self.stages)
-        own, needed, table = plan.ln_folded is None, 0, self.embed.table
-        if own and plan.kernels and table is not None and images.ndim == 4:
+        own, needed, table = plan.ln_folded is None, 0, None
+        if own and plan.kernels and images.ndim == 4:
+            table = self.embed.table_for(images)
+        if table is not None:
             rows = images.shape[0] * table.shape[1]
             plan = Plan(True, plan.device_name, self._folds(rows, table, plan))
             needed = self._counters_needed(rows, table, plan)
         x, h, *counters = self.embed(images, stages[0].norm, plan, needed)
+        ropes = self.ropes(images)
         if own:
             folded = plan.ln_folded
             if folded is None:
@@ -111,19 +120,47 @@ class FusedViT(Graphed):
             self.summed.renew(sums, stages)
         following: list[Stage | None] = [*stages[1:], None]
         for i, (stage, reader) in enumerate(zip(stages, following, strict=True)):
-            queries = 1 if i == self.pruned else None
+            queries = self.head.queries if i == self.pruned else None
             if queries is not None:
                 x = x[:, :queries]
-            pairs = self._pairs(stage, h, queries, plan)
+            pairs = self._pairs(stage, h, queries, plan, ropes)
             if reader is not None and reader.reads_raw and plan.kernels and plan.ln_folded:
                 x, h = close_raw(stage, x, pairs, reader.norm, plan)
                 continue
             norm = self.head.norm if reader is None else reader.norm
             if sums is not None and norm is not None:
-                x, h = close_by_products(x, sums[i], pairs, norm.eps)
+                x, h = close_by_products(x, sums[i], pairs, norm.eps, norm.kind == "rms")
             else:
                 x, h = close(stage, x, pairs, norm, plan)
         return self.head(h, plan.kernels)
+
+    def ropes(self, images: Tensor) -> Sequence[Tensor]:
+        """Return the rotary tables for images of this size, (R, D) or (H, R, D) each; none for a model without."""
+        return () if self.rotary is None else self.rotary.tables(self.embed.grid_of(images))
+
+    def prepare(self, images: Tensor) -> None:
+        """Make the tables for images of this size, lest a CUDA graph's capture or replay should have to.
+
+        Tables of 32 sizes are kept; a further one lets them go, and the graphs that read them.
+
+        Raises:
+            UsageError: no tensor, such as the patches of images of several sizes (NaFlex).
+        """
+        if not isinstance(images, Tensor):
+            raise UsageError(
+                f"a fused model takes images of one size as a tensor (B, chans, height, width), not a "
+                f"{type(images).__name__}; use the model itself for patches of several sizes"
+            )
+        if not self.embed.dynamic or images.ndim != 4:
+            return
+        grid = self.embed.grid_of(images)
+        caches = [self.embed.positions, self.embed.tables, *([] if self.rotary is None else [self.rotary.sizes])]
+        if any(cache.full and grid not in cache for cache in caches):
+            self._graph_cache.expire()
+            for cache in caches:
+                cache.clear()
+        self.embed.prepare(images)
+        self.ropes(images)
 
     def source_state_dict(self) -> dict[str, Tensor]:
         """Return the state dict of the model this one was made of: timm's keys, the very same tensors.
@@ -213,13 +250,15 @@ class FusedViT(Graphed):
                     return counters_needed(rows, channels)
         return 0
 
-    def _pairs(self, stage: Stage, h: Reading, queries: int | None, plan: Plan) -> Iterable[Pair]:
+    def _pairs(
+        self, stage: Stage, h: Reading, queries: int | None, plan: Plan, ropes: Sequence[Tensor]
+    ) -> Iterable[Pair]:
         """Return a stage's activations and their matrices."""
         if isinstance(h, RawTokens):
-            return stage.pairs(h, queries, plan, False)
+            return stage.pairs(h, queries, plan, False, ropes)
         if stage.front:
             h = context_mean(h, stage.front_scale)
-        return stage.pairs(h, queries, plan, self._splits(stage, h))
+        return stage.pairs(h, queries, plan, self._splits(stage, h), ropes)
 
     def _splits(self, stage: Stage, h: Tensor) -> bool:
         """Whether the branches are cheaper one by one: their wide activation would not stay in the CPU's cache."""

@@ -13,6 +13,9 @@ from vtk_kernels.norm import norm as kernel_norm
 
 _LAYER = (nn.LayerNorm, LayerNorm)
 _RMS = (RmsNorm, nn.RMSNorm)
+POST_NORM = "its norms stand behind attention and FFN, where no matrix can take them"
+"""Why a block with norms behind its parts is refused."""
+
 _WIDE = ("LayerNormFp32", "RmsNormFp32")
 """timm's norms that compute in fp32 whatever the input: the statistics are fp32 here anyway."""
 
@@ -79,12 +82,20 @@ def read_linear(layer: Any, like: Tensor, where: str) -> tuple[Tensor, Tensor]:
 
 
 def normalize(x: Tensor, spec: NormSpec, kernels: bool) -> Tensor:
-    """Normalise the last axis of ``x``, by the kernel where ``kernels`` says so and there is one."""
+    """Normalise the last axis of ``x``, by the kernel where ``kernels`` says so."""
+    if kernels:
+        return kernel_norm(x, spec.eps, rms=spec.kind == "rms")[0]
     if spec.kind == "rms":
         return F.rms_norm(x, x.shape[-1:], eps=spec.eps)
-    if kernels:
-        return kernel_norm(x, spec.eps)[0]
     return F.layer_norm(x, x.shape[-1:], eps=spec.eps)
+
+
+def normalize_parts(x: Tensor, spec: NormSpec, parts: int, plan: Any = None) -> Tensor:
+    """Normalise each of so many equal parts of the last axis of ``x`` by itself, with kernels as the plan says."""
+    kernels = plan is not None and plan.kernels
+    if parts == 1:
+        return normalize(x, spec, kernels)
+    return normalize(x.unflatten(-1, (parts, -1)), spec, kernels).flatten(-2)
 
 
 def refusal(where: str, module: nn.Module, reason: str) -> UsageError:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused.checks import is_identity
+from vtk.fused.sizes import Grid
 from vtk.models.stems.replace import Stem
 
 _ALIGN = 16
@@ -21,30 +22,34 @@ _ALIGN = 16
 
 
 def takes_patches(stem: Any) -> bool:
-    """Return whether a stem is timm's PatchEmbed and computes a product of whole patches, at one size, and no more."""
+    """Return whether a stem is timm's PatchEmbed and computes a product of whole patches, and no more."""
     if type(stem) is not PatchEmbed or type(stem.proj) is not nn.Conv2d or not is_identity(stem.norm):
         return False
     conv = stem.proj
-    plain = (conv.padding, conv.dilation, conv.groups, stem.output_fmt) == ((0, 0), (1, 1), 1, Format.NCHW)
-    fixed = stem.img_size is not None and stem.strict_img_size and not stem.dynamic_img_pad
-    if not (plain and fixed and stem.flatten and conv.kernel_size == conv.stride):
+    plain = (conv.padding, conv.dilation, conv.groups) == ((0, 0), (1, 1), 1)
+    sized = stem.img_size is not None and not stem.dynamic_img_pad
+    fixed = stem.output_fmt == Format.NCHW and stem.flatten and stem.strict_img_size
+    rows = fixed or stem.output_fmt == Format.NHWC  # as dynamic models want it
+    if not (plain and sized and rows and conv.kernel_size == conv.stride):
         return False
     return all(side % patch == 0 for side, patch in zip(stem.img_size, conv.kernel_size, strict=True))
 
 
-def token_table(stem: Any, prefix: Tensor | None, positions: Tensor | None) -> Tensor:
+def token_table(stem: Any, prefix: Tensor | None, positions: Tensor | None, grid: Grid) -> Tensor:
     """Return what every image's tokens have in common, in the type of the stem; summed in fp32, or fp64 for fp64.
 
     Args:
         stem: for which `takes_patches` holds.
         prefix: (1, prefix, C), class and register tokens with their positions.
         positions: (1, N, C), of the patches.
+        grid: height and width in patches.
 
     Returns:
         (1, prefix + N, C).
     """
     weight, bias = stem.proj.weight.detach(), stem.proj.bias
-    table = weight.new_zeros((1, stem.num_patches, len(weight)), dtype=torch.promote_types(weight.dtype, torch.float32))
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    table = weight.new_zeros((1, grid[0] * grid[1], len(weight)), dtype=wide)
     for part in (positions, bias):
         if part is not None:
             table += part.detach()
@@ -66,16 +71,21 @@ def check_images(stem: Any, images: Tensor) -> None:
     """
     if type(stem) not in (PatchEmbed, Stem) or stem.img_size is None:
         return
+    first = next((m for m in stem.proj.modules() if isinstance(m, nn.Conv2d)), None)
+    chans = images.shape[1:2] if first is None else (first.in_channels,)
     if stem.strict_img_size:
-        first = next((m for m in stem.proj.modules() if isinstance(m, nn.Conv2d)), None)
-        chans = images.shape[1:2] if first is None else (first.in_channels,)
         size = (*chans, *stem.img_size)
         if images.shape[1:] != size:
             raise UsageError(
                 f"`images` are {tuple(images.shape)}; this model takes (B, {', '.join(map(str, size))}): resize them, "
                 "or fuse a model of their size"
             )
-    elif not stem.dynamic_img_pad and any(n % p for n, p in zip(images.shape[-2:], stem.patch_size, strict=True)):
+        return
+    if images.ndim != 4 or images.shape[1:2] != tuple(chans):
+        raise UsageError(
+            f"`images` are {tuple(images.shape)}; this model takes (B, {', '.join(map(str, chans))}, height, width)"
+        )
+    if not stem.dynamic_img_pad and any(n % p for n, p in zip(images.shape[-2:], stem.patch_size, strict=True)):
         height, width = stem.patch_size
         raise UsageError(
             f"`images` are {tuple(images.shape)}; height and width must be multiples of the patch, {height} × {width}: "

@@ -1,7 +1,7 @@
 """The residual stream without its biases: products add to it, and norms add the biases' sum to what they read.
 
     x ← x + activation · matrixᵀ    in place, in the product's epilogue (β = 1)
-    h = LayerNorm(x + Σ biases of all stages so far)
+    h = norm(x + Σ biases of all stages so far)
 
 In elements per token and channel the end of a stage writes a product, and then reads x and it, writes x and h: five. So
 it reads x, writes x, reads x and writes h: four, in as many kernels, and the product is rounded once with the sum. The
@@ -17,7 +17,7 @@ from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
 from vtk.fused.onednn_prepack import observed
-from vtk.fused.stage_input import Pair
+from vtk.fused.stage_input import Pair, normalized
 from vtk.fused.stages import Plan, Stage
 from vtk_kernels.choices import choose
 from vtk_kernels.norm import norm
@@ -64,7 +64,7 @@ def adds_in_products(stages: Sequence[Stage], last: NormSpec | None, pruned: int
     """Return whether a pass keeps its biases out of the residual stream.
 
     It does where a measurement chose "addmm" for all products that end a stage, but those of a single token, and where
-    every stage but the first, and the head, reads the stream by a LayerNorm alone.
+    every stage but the first, and the head, reads the stream by a norm alone.
 
     Args:
         stages: of the model.
@@ -75,7 +75,7 @@ def adds_in_products(stages: Sequence[Stage], last: NormSpec | None, pruned: int
     """
     if not plan.kernels or plan.ln_folded or any(stage.end for stage in stages):
         return False
-    if any(spec is None or spec.kind != "layer" for spec in (*(stage.norm for stage in stages[1:]), last)):
+    if last is None:
         return False
     rows, shapes = x.shape[0] * x.shape[1], set()
     for stage in stages if pruned < 1 else stages[:pruned]:
@@ -85,8 +85,10 @@ def adds_in_products(stages: Sequence[Stage], last: NormSpec | None, pruned: int
     return ways == {"addmm"}
 
 
-def close_by_products(x: Tensor, biases: Tensor, pairs: Iterable[Pair], eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + Σ activation · matrixᵀ, without biases, and its LayerNorm with them.
+def close_by_products(
+    x: Tensor, biases: Tensor, pairs: Iterable[Pair], eps: float, rms: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return x + Σ activation · matrixᵀ, without biases, and its LayerNorm, or RMSNorm, with them.
 
     Args:
         x: residual stream (B, N, C), which the caller reads no more: it is changed where nothing records operations.
@@ -95,9 +97,9 @@ def close_by_products(x: Tensor, biases: Tensor, pairs: Iterable[Pair], eps: flo
         eps: of the norm.
     """
     for activation, matrix in pairs:
-        sums, product = x.flatten(0, 1), (activation.flatten(0, 1), matrix.t())
-        wanted = torch.is_grad_enabled() and (x.requires_grad or activation.requires_grad)
+        sums, product = x.flatten(0, 1), (normalized(activation).flatten(0, 1), matrix.t())
+        wanted = torch.is_grad_enabled() and (x.requires_grad or product[0].requires_grad)
         # out of place torch copies x first, by a kernel of its own
         flat = torch.addmm(sums, *product) if wanted or observed() else sums.addmm_(*product)
         x = flat.view(x.shape)
-    return x, norm(x, eps, biases)[0]
+    return x, norm(x, eps, biases, rms)[0]

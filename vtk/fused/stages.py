@@ -7,7 +7,7 @@ for the branches; LayerNorm's affine part, 1/√D and LayerScale are inside the 
 """
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,18 +83,21 @@ class Stage(nn.Module, abc.ABC):
 
     @property
     def reads_raw(self) -> bool:
-        """Whether it can do without normalised tokens: its input is a LayerNorm's, which only matrices read."""
-        return self.norm.kind == "layer" and not self.front
+        """Whether it can do without normalised tokens: only matrices read its norm's output."""
+        return not self.front
 
     @abc.abstractmethod
-    def pairs(self, h: Reading, queries: int | None, plan: Plan, split: bool) -> Iterator[Pair]:
-        """Yield (activation (B, N', K), matrix (C, K)).
+    def pairs(
+        self, h: Reading, queries: int | None, plan: Plan, split: bool, ropes: Sequence[Tensor] = ()
+    ) -> Iterator[Pair]:
+        """Yield (activation (B, N', K), matrix (C, K)); the activation raw where the product is to normalise it.
 
         Args:
             h: normalised tokens (B, N, C); or, where `reads_raw`, raw ones, which are never split.
             queries: compute only the first so many tokens of the output; None for all.
             plan: of the forward pass.
             split: one pair per branch.
+            ropes: the model's rotary tables for these images, (R, D) or (H, R, D) each.
         """
 
     @abc.abstractmethod

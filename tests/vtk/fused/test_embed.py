@@ -134,11 +134,11 @@ def _sequence(model: Any) -> None:
         ({"in_chans": 2}, _change(groups=2)),
         ({"img_size": 18}, None),  # timm leaves out the last two rows and columns
         ({"img_size": 18, "dynamic_img_pad": True, "pos_embed": "none"}, None),
-        ({"dynamic_img_size": True}, None),
+        ({"img_size": 16, "dynamic_img_size": True, "dynamic_img_pad": True}, None),
     ],
     ids=[
         "own stem", "norm", "sequence", "overlap 3", "overlap 5", "dilated", "gaps", "groups", "odd size", "padded",
-        "dynamic",
+        "dynamic, padded",
     ],
 )  # fmt: skip
 def test_other_stems_stay_as_they_are(

@@ -52,7 +52,11 @@ def parallel() -> nn.Module:
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
-@pytest.mark.parametrize("kind", [tiny, lambda **k: tiny(block_fn=ParallelScalingBlock, **k)], ids=["block", "scaling"])
+@pytest.mark.parametrize(
+    "kind",
+    [tiny, lambda **k: tiny(block_fn=ParallelScalingBlock, **k), lambda **k: tiny(norm_layer="rmsnorm", **k)],
+    ids=["block", "scaling", "rms"],
+)
 def test_it_is_timms_model(kind: Callable[..., nn.Module], pool: str, answer: Answer) -> None:
     answer({"all": "addmm"})
     model = kind(global_pool=pool).double()
@@ -101,9 +105,9 @@ def with_context(model: nn.Module) -> nn.Module:
     ("make", "answers"),
     [
         (tiny, {"all": "addmm", "48": "separate"}), (tiny, {"all": "separate", "48": "addmm"}),
-        (lambda: tiny(norm_layer="rmsnorm"), {"all": "addmm"}), (lambda: with_context(tiny()), {"all": "addmm"}),
+        (lambda: with_context(tiny()), {"all": "addmm"}),
     ],
-    ids=["only fc2", "only the projection", "rms", "context broadcasting"],
+    ids=["only fc2", "only the projection", "context broadcasting"],
 )  # fmt: skip
 def test_all_ends_of_stages_or_none(make: Callable[[], nn.Module], answers: dict[str, str], answer: Answer) -> None:
     model = make()

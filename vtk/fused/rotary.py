@@ -1,0 +1,160 @@
+"""Rotary position embedding: its tables, made once for each size of image, and the rotation by torch.
+
+A table has a row for each token of an image: the cosines of D/2 angles, then their sines. Two channels of a head are
+rotated by one angle: q′ᵢ = qᵢ cos θ − qⱼ sin θ, q′ⱼ = qⱼ cos θ + qᵢ sin θ, where j is i + D/2 ("rotate half"; DINOv3),
+or (i, j) = (2i, 2i + 1) (EVA-02; Su et al. 2021). Prefix tokens have no position: cosine 1, sine 0. The rotation is
+linear, so that 1/√D may be in q before it.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from vtk.errors import UsageError
+from vtk.fused.checks import copied
+from vtk.fused.norms import refusal
+from vtk.fused.sizes import Grid, SizeCache, stamps
+
+
+def rotate(x: Tensor, rope: Tensor, rotate_half: bool) -> Tensor:
+    """Rotate the channels of every head.
+
+    Args:
+        x: (B, N, H, D), of queries or keys.
+        rope: (R, D) or for each head (H, R, D), R ≥ N: cosines, then sines, in fp32 or fp64.
+        rotate_half: pairs are (i, i + D/2), else (2i, 2i + 1).
+
+    Returns:
+        As x, computed in the wider of both types.
+    """
+    cos, sin = _by_token(rope, x.shape[1]).chunk(2, -1)  # (N, 1 or H, D/2)
+    first, second = x.chunk(2, -1) if rotate_half else (x[..., ::2], x[..., 1::2])
+    parts = first * cos - second * sin, second * cos + first * sin
+    turned = torch.cat(parts, -1) if rotate_half else torch.stack(parts, -1).flatten(-2)
+    return turned.to(x.dtype)
+
+
+def rotate_pairs_(x: Tensor, rope: Tensor) -> None:
+    """Rotate channels 2i and 2i + 1 of every head, in place and in one pass, as complex numbers.
+
+    Args:
+        x: (B, N, heads, D), fp32 or fp64, the last axis dense; heads are a multiple of the table's.
+        rope: (R, D) or (H, R, D), the type of x.
+    """
+    cos, sin = _by_token(rope, x.shape[1]).chunk(2, -1)
+    turns = torch.complex(cos.contiguous(), sin.contiguous())  # (N, 1 or H, D/2)
+    pairs = x.unflatten(-1, (-1, 2)).unflatten(2, (-1, turns.shape[1]) if rope.ndim == 3 else (-1, 1))
+    torch.view_as_complex(pairs).mul_(turns[:, None])
+
+
+def read_tables(embed: Tensor, rotate_half: bool, prefix: int) -> Tensor:
+    """Return rotary tables from timm's form of them.
+
+    Args:
+        embed: (..., N, 2·D), of patches: sines of each channel, then cosines.
+        rotate_half: which channels are a pair.
+        prefix: tokens before the patches.
+
+    Returns:
+        (..., prefix + N, D), in fp32, in fp64 where ``embed`` is.
+
+    Raises:
+        UsageError: the two channels of a pair have different angles.
+    """
+    halves = []
+    for part in embed.chunk(2, -1):
+        a, b = part.chunk(2, -1) if rotate_half else (part[..., ::2], part[..., 1::2])
+        if not embed.is_meta and not torch.equal(a, b):
+            raise UsageError(
+                "cannot fuse `rope`: the two channels that its attention rotates together have different angles; use "
+                "the back-end eager or compile, or export without --fuse"
+            )
+        halves.append(a)
+    sin, cos = halves
+    table = torch.cat((cos, sin), -1).to(torch.promote_types(embed.dtype, torch.float32))
+    still = table.new_zeros((*table.shape[:-2], prefix, table.shape[-1]))
+    still[..., : cos.shape[-1]] = 1
+    return torch.cat((still, table), -2)
+
+
+class Rotary(nn.Module):
+    """The rotary tables of a model, for images of any size it takes.
+
+    Attributes:
+        rope: timm's module, in fp32 or fp64 whatever the type of the model.
+        table: (T, R, D), or (T, H, R, D) where heads differ, of the model's own size; T is 1, or the number of blocks
+            where each has its own. It follows from ``rope`` and is in no state dict.
+    """
+
+    table: Tensor
+
+    def __init__(
+        self, rope: Any, like: Tensor, *, grid: Grid, dynamic: bool, rotate_half: bool, prefix: int, per_block: bool
+    ) -> None:
+        """Take timm's module over.
+
+        Args:
+            rope: with ``get_embed``, as `timm.layers.create_rope_embed` makes it; it is copied.
+            like: device and dtype of the arithmetic.
+            grid: the model's own height and width in patches.
+            dynamic: whether images of other sizes are taken.
+            rotate_half: which channels the attention rotates together.
+            prefix: tokens of an image before its patches.
+            per_block: whether the first axis of its tables is the block.
+
+        Raises:
+            UsageError: the module rotates other pairs of channels than the attention.
+        """
+        super().__init__()
+        if not callable(getattr(rope, "get_embed", None)):
+            raise refusal("rope", rope, "it has no `get_embed`")
+        self.rope = copied(rope).to(like.dtype)
+        self.grid, self.dynamic = grid, dynamic
+        self.rotate_half, self.prefix, self.per_block = rotate_half, prefix, per_block
+        self.sizes = SizeCache()
+        self.register_buffer("table", self._make(grid), persistent=False)
+        self.register_load_state_dict_post_hook(_derive_again)
+
+    @property
+    def head_dim(self) -> int:
+        """D."""
+        return self.table.shape[-1]
+
+    def tables(self, grid: Grid) -> Sequence[Tensor]:
+        """Return T tables, (R, D) or (H, R, D) each, for images of ``grid`` patches."""
+        if grid == self.grid:
+            return self.table.unbind(0)
+        return self.sizes.get(grid, stamps(self.rope), lambda: self._make(grid).to(self.table)).unbind(0)
+
+    def _make(self, grid: Grid) -> Tensor:
+        fixed = not self.dynamic and hasattr(self.rope, "feat_shape")
+        with torch.no_grad():
+            embed = self.rope.get_embed() if fixed else self.rope.get_embed(shape=list(grid))
+            table = read_tables(embed, self.rotate_half, self.prefix)
+        return table if self.per_block else table[None]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.sizes.clear()
+        return super()._apply(functools.partial(_keep_wide, fn), recurse)
+
+
+def _keep_wide(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Move a tensor as ``fn`` does, but never to fewer than 32 bits: angles are multiples of positions."""
+    moved = fn(t)
+    narrow = t.is_floating_point() and moved.dtype.itemsize < 4
+    return t.to(moved.device) if narrow else moved
+
+
+def _by_token(rope: Tensor, tokens: int) -> Tensor:
+    """Return the rows of the first so many tokens, with an axis of heads behind theirs."""
+    rows = rope[..., :tokens, :]
+    return rows[:, None] if rope.ndim == 2 else rows.transpose(0, 1)
+
+
+def _derive_again(rotary: Rotary, incompatible_keys: Any) -> None:
+    rotary.sizes.clear()
+    with torch.no_grad():
+        rotary.table.copy_(rotary._make(rotary.grid))
