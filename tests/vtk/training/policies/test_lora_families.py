@@ -16,7 +16,9 @@ from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.policies import lora_layers as lora
+from vtk.training.policies import policy
 
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2}
 SPLIT = {f"blocks.0.attn.{leaf}" for leaf in ("q_proj", "k_proj", "v_proj", "proj")}
@@ -45,10 +47,24 @@ def test_factors_of_the_default_targets_are_in_every_projection_and_count(name):
     found = lora.inject(created, FinetuneConfig(train="lora", data="x"), (), seed=0)
     assert set(found.modules) == FAMILIES[name]
     assert torch.allclose(model(images), before, rtol=1e-5, atol=1e-6)  # B is zero
+    for n, p in model.named_parameters():
+        if ".lora_B." in n:
+            p.data.normal_(std=0.1)
+    policy.apply(model, policy.select(model, "lora"))
+    wanted = gradients(model.double(), images.double())
+    assert {found.factors(module)[1] for module in found.modules} <= {n for n, g in wanted.items() if g.norm() > 0}
+    apply_memory_mode(model, "recompute")
+    again = gradients(model, images.double())
+    for n, gradient in wanted.items():
+        assert float((again[n] - gradient).norm() / gradient.norm()) < 1e-12, n
+
+
+def gradients(model, images):
+    """Return the gradients of the trained parameters in train mode."""
+    model.zero_grad()
+    policy.train_mode(model)
     model(images).square().sum().backward()
-    for module in found.modules:
-        b = dict(model.named_parameters())[found.factors(module)[1]]
-        assert b.grad is not None and float(b.grad.norm()) > 0, module
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.requires_grad}
 
 
 def test_names_of_whole_matrices_stand_for_their_parts_and_the_error_lists_what_there_is():
