@@ -16,7 +16,7 @@ OLD_ORT ?= 1.17
 TRITON := .venv-old-triton
 OLD_TRITON ?= 3.6
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
-PEER_PACKAGES ?= timm safetensors peft onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
+PEER_PACKAGES ?= timm safetensors peft transformers onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
 
 # tests start many processes: without compiled modules each would compile vtk again
 unexport PYTHONDONTWRITEBYTECODE
@@ -96,6 +96,7 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/python docs/_generate/commands.py --check
 	$(BIN)/python docs/_generate/performance.py --check
 	$(BIN)/python docs/_generate/families.py --check
+	$(BIN)/python docs/_generate/architectures.py --check
 	$(BIN)/python docs/_generate/papers.py --check
 	$(BIN)/python docs/_generate/architecture.py --check
 
@@ -107,6 +108,7 @@ docs: $(STAMP)  ## write the generated pages again, from the help texts, the tes
 	$(BIN)/python docs/_generate/commands.py
 	$(BIN)/python docs/_generate/performance.py
 	$(BIN)/python docs/_generate/families.py
+	$(BIN)/python docs/_generate/architectures.py
 	$(BIN)/python docs/_generate/papers.py
 	$(BIN)/python docs/_generate/architecture.py
 

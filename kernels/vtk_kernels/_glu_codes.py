@@ -40,7 +40,7 @@ def decode_ref(codes: Tensor, scales: Tensor) -> Tensor:
 def encode(factors):
     """Return codes of (BLOCK_T, 64) factors in fp32 registers, 0 in columns outside, and scales (BLOCK_T,)."""
     scales = tl.max(tl.abs(factors), 1) / _LARGEST
-    inverse = tl.where(scales > 0, 1.0 / scales, 0.0)
+    inverse = 1.0 / tl.where(scales > 0, scales, 1.0)
     return (factors * inverse[:, None] + 128.5).to(tl.uint8), scales
 
 

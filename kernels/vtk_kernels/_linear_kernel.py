@@ -31,7 +31,9 @@ from vtk_kernels._resident import programs as resident_programs
 from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
-from vtk_kernels.row_stats import PIECE, load_rstd, pieces_of
+from vtk_kernels.row_stats import MANY, PIECE, load_rstd, pieces_of
+
+_MANY = tl.constexpr(MANY)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])  # they differ from batch to batch
@@ -74,7 +76,7 @@ def _linear_kernel(
             fetch(b_ptr, F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and not START):
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and not START and PIECES <= _MANY):
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
@@ -87,13 +89,13 @@ def _linear_kernel(
             start = start_of(b_ptr, residual_ptr, stride_rt, tile_row, tile_out, T, F, TMA, BLOCK_T, BLOCK_F)
             shift_ptr = None
             added_ptr = None
+        if x_stats_ptr is not None and (not TMA or PIECES > _MANY):  # the sums, once there, leave no registers for it
+            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8 if PIECES > _MANY else 1, RMS)
         if TMA:
             u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K, start)
-            if x_stats_ptr is not None:
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False, RMS=RMS)
+            if x_stats_ptr is not None and PIECES <= _MANY:
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 0, RMS)
         else:
-            if x_stats_ptr is not None:  # the sums, once there, leave no registers for it
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True, RMS=RMS)
             out = tile_out + tl.arange(0, BLOCK_F)
             step = tl.arange(0, BLOCK_K)
             u = product(

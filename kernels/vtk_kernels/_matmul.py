@@ -68,21 +68,24 @@ def residual_tile_config(mapped: bool, rows: int, features: int, *operands: Tens
     return mapped_tile_config(rows, features, wide=True)
 
 
-def gated_tile_config(mapped: bool, rows: int, features: int, *operands: Tensor) -> tuple[int, int, int, int, int]:
+def gated_tile_config(
+    mapped: bool, rows: int, features: int, wide: bool, *operands: Tensor
+) -> tuple[int, int, int, int, int]:
     """Return the tiles of a gated product, of 64 columns of y: a piece, from 64 columns of gate and of value each.
 
-    Like tiles of 128 columns in a product of twice the features. Not measured yet.
+    Like tiles of 128 columns in a product of twice the features, with shorter steps through K where they are ``wide``:
+    statistics and codes want shared memory too. Not measured yet.
     """
     if operands[0].element_size() > 2:
         return 32, 64, 32, 4, 2
     if rows <= 32:
         return 16 if rows <= 16 else 32, 64, 128 if mapped else 64, 4, 3
     if not mapped and not aligned(*operands):
-        return 64, 64, 32, 4, 2
+        return 32 if wide else 64, 64, 32, 4, 2
     small = triton.cdiv(rows, 64) * triton.cdiv(features, 64)
     if small <= 2 * _ENOUGH_TILES:
         return 64, 64, 64, 4, 4
-    return 128, 64, 64, 8, 3
+    return (128, 64, 32, 8, 5) if mapped and wide else (128, 64, 64, 8, 3)
 
 
 _ALIGN = 128

@@ -1,8 +1,8 @@
 """Kernel of `packed_attention` whose queries and keys are prepared on their way in, and its launch settings.
 
-Preparation works on pairs of channels, so a head's tile is loaded as two halves, which are the pairs' first and second
-channels, and q kᵀ is the sum of two products: the order of channels does not matter to it. Elements moved beside those
-of the packed kernel: a program reads D of the table per key, in fp32, from the L2 cache, and BLOCK_M · N of a bias.
+A head's tile is two halves, the first and the second channels of its pairs, and q kᵀ the sum of two products: the order
+of channels does not matter to it. Elements moved beside those of the packed kernel: a program reads D of the table per
+key, in fp32, from the L2 cache, and BLOCK_M · N of a bias.
 """
 
 import math
@@ -12,96 +12,13 @@ import torch
 from torch import Tensor
 
 from vtk_kernels._attention_kernel import head_block
-from vtk_kernels._device import chained, follow
+from vtk_kernels._device import chained, follow, is_hopper
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._heads import Heads
+from vtk_kernels._heads_kernel import halves, prepare
 from vtk_kernels._matmul import aligned
 from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
-
-
-@triton.jit
-@no_type_check
-def _halves(ptr, row, mask, stride_t, D: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Load a head's rows as two tiles (rows, BLOCK_H): channels i and i + D/2 if HALF, else 2i and 2i + 1."""
-    if HALF:
-        a_at = tl.arange(0, BLOCK_H)
-        b_at = a_at + (D + 1) // 2
-        at = ptr + (row.to(tl.int64) * stride_t)[:, None]
-        a = tl.load(at + a_at[None, :], mask=mask[:, None] & (a_at < (D + 1) // 2)[None, :], other=0.0)
-        b = tl.load(at + b_at[None, :], mask=mask[:, None] & (b_at < D)[None, :], other=0.0)
-        return a, b
-    else:
-        channel = tl.arange(0, 2 * BLOCK_H)
-        at = ptr + (row.to(tl.int64) * stride_t)[:, None] + channel[None, :]
-        both = tl.load(at, mask=mask[:, None] & (channel < D)[None, :], other=0.0)
-        return tl.split(tl.reshape(both, (row.shape[0], BLOCK_H, 2)))
-
-
-@triton.jit
-@no_type_check
-def _channels(D: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr):
-    """Return the channels of both tiles of `_halves`, and which of them there are."""
-    i = tl.arange(0, BLOCK_H)
-    if HALF:
-        return i, i + (D + 1) // 2, i < (D + 1) // 2, i + (D + 1) // 2 < D
-    else:
-        return 2 * i, 2 * i + 1, 2 * i < D, 2 * i + 1 < D
-
-
-@triton.jit
-@no_type_check
-def _prepare(
-    a,  # (rows, BLOCK_H): one tile of `_halves`
-    b,
-    row_scale_ptr,  # of the first row, or None
-    bias_ptr,  # (D,), or None
-    weight_ptr,  # (D,) of the head's norm, or None
-    shift_ptr,  # (D,), or None
-    rope_ptr,  # table (R, D), or None
-    rope_row_ptr,  # of the first row, or None: row r reads row r
-    row,
-    mask,
-    eps,
-    NORM: tl.constexpr,  # "layer", "rms" or None
-    D: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    """Return the tiles unfolded, normalised and rotated, in their own type."""
-    first, second, a_there, b_there = _channels(D, HALF, BLOCK_H)
-    u = a.to(tl.float32)
-    v = b.to(tl.float32)
-    if row_scale_ptr is not None:
-        factor = tl.load(row_scale_ptr + row, mask=mask, other=0.0).to(tl.float32)[:, None]
-        u *= factor
-        v *= factor
-    if bias_ptr is not None:
-        u += tl.load(bias_ptr + first, mask=a_there, other=0.0).to(tl.float32)[None, :]
-        v += tl.load(bias_ptr + second, mask=b_there, other=0.0).to(tl.float32)[None, :]
-    if NORM is not None:
-        if NORM == "layer":
-            mean = ((tl.sum(u, 1) + tl.sum(v, 1)) / D)[:, None]
-            u = tl.where(a_there[None, :], u - mean, 0.0)
-            v = tl.where(b_there[None, :], v - mean, 0.0)
-        rstd = tl.rsqrt((tl.sum(u * u, 1) + tl.sum(v * v, 1)) / D + eps)[:, None]
-        u *= rstd
-        v *= rstd
-        if weight_ptr is not None:
-            u *= tl.load(weight_ptr + first, mask=a_there, other=0.0).to(tl.float32)[None, :]
-            v *= tl.load(weight_ptr + second, mask=b_there, other=0.0).to(tl.float32)[None, :]
-        if shift_ptr is not None:
-            u += tl.load(shift_ptr + first, mask=a_there, other=0.0).to(tl.float32)[None, :]
-            v += tl.load(shift_ptr + second, mask=b_there, other=0.0).to(tl.float32)[None, :]
-    if rope_ptr is not None:
-        angle = tl.arange(0, BLOCK_H)
-        at = row if rope_row_ptr is None else tl.load(rope_row_ptr + row, mask=mask, other=0)
-        at_ptr = rope_ptr + (at.to(tl.int64) * D)[:, None] + angle[None, :]
-        there = mask[:, None] & (angle < D // 2)[None, :]
-        cos = tl.load(at_ptr, mask=there, other=0.0)
-        sin = tl.load(at_ptr + D // 2, mask=there, other=0.0)
-        u, v = u * cos - v * sin, v * cos + u * sin
-    return u.to(a.dtype), v.to(b.dtype)
 
 
 @triton.jit(do_not_specialize=["T", "N", "segments", "tiles", "queries"])  # they differ from batch to batch
@@ -185,8 +102,8 @@ def _rotary_attention_kernel(
 
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     asks = row < length
-    q_a, q_b = _halves(segment_ptr + head * D, row, asks, stride_t, D, HALF, BLOCK_H)
-    q_a, q_b = _prepare(
+    q_a, q_b = halves(segment_ptr + head * D, row, asks, stride_t, D, HALF, BLOCK_H)
+    q_a, q_b = prepare(
         q_a, q_b, scale_ptr, None if bias_ptr is None else bias_ptr + head * D,
         None if q_weight_ptr is None else q_weight_ptr + q_norm, None if q_shift_ptr is None else q_shift_ptr + q_norm,
         turn_ptr, turn_row_ptr, row, asks, eps, NORM, D, HALF, BLOCK_H,
@@ -198,10 +115,10 @@ def _rotary_attention_kernel(
     for start in range(0, length, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         there = key < length
-        k_a, k_b = _halves(segment_ptr + k_at, key, there, stride_t, D, HALF, BLOCK_H)
+        k_a, k_b = halves(segment_ptr + k_at, key, there, stride_t, D, HALF, BLOCK_H)
         v_ptr = segment_ptr + v_at + (key.to(tl.int64) * stride_t)[:, None] + channel[None, :]
         v = tl.load(v_ptr, mask=there[:, None] & inside[None, :], other=0.0)
-        k_a, k_b = _prepare(
+        k_a, k_b = prepare(
             k_a, k_b, scale_ptr, None if bias_ptr is None else bias_ptr + k_at,
             None if k_weight_ptr is None else k_weight_ptr + k_norm,
             None if k_shift_ptr is None else k_shift_ptr + k_norm,
@@ -233,15 +150,18 @@ def _rotary_attention_kernel(
     tl.store(o_tile_ptr, o.to(o_ptr.dtype.element_ty), mask=(row < count)[:, None] & inside[None, :])
 
 
-def _config(queries: int, head_dim: int, packed: Tensor) -> tuple[int, int, int, int]:
-    """Return (BLOCK_M, BLOCK_N, num_warps, num_stages): keys pass through registers, which a third stage would need."""
+def _config(queries: int, head_dim: int, extra: bool, packed: Tensor) -> tuple[int, int, int, int]:
+    """Return (BLOCK_M, BLOCK_N, num_warps, num_stages): keys pass through registers, which a third stage would need.
+
+    Norms or a bias, both ``extra``, beside 64 keys are more than a thread's registers before Hopper.
+    """
     half = packed.element_size() == 2
     block_m = min(max(triton.next_power_of_2(queries), 16), 64 if half else 32)
-    if not aligned(packed) or head_dim % 16:
+    if not half:
+        return block_m, 32, 4, 2
+    if not aligned(packed) or head_dim % 16 or head_block(head_dim) > 64:
         return block_m, 32, 8, 2
-    if half and head_block(head_dim) <= 64:
-        return block_m, 64, 4, 2
-    return block_m, 32, 4, 2
+    return block_m, 32 if extra and not is_hopper(packed) else 64, 4, 2
 
 
 def output_shape(qkv: Tensor, heads: Heads, cu_seqlens: Tensor | None, num_queries: int | None) -> tuple[int, ...]:
@@ -277,7 +197,9 @@ def launch(
     else:
         segments, longest = cu_seqlens.numel() - 1, rows if max_seqlen is None else max_seqlen
     queries = longest if num_queries is None else num_queries
-    block_m, block_n, warps, stages = _config(queries, head_dim, packed)
+    block_m, block_n, warps, stages = _config(
+        queries, head_dim, heads.qk_norm is not None or heads.attn_bias is not None, packed
+    )  # fmt: skip
     tiles = max(triton.cdiv(queries, block_m), 1)
     outside = cu_seqlens is not None and num_queries is None  # rows after the last segment become zero
     programs = tiles * heads.num_heads * (segments + outside)

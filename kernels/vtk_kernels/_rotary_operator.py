@@ -7,11 +7,13 @@ knows no tuples of tensors that may be absent.
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from vtk_kernels._attention_reference import attend, reference
+from vtk_kernels._attention_reference import reference
 from vtk_kernels._dispatch import LAUNCHES, runs_kernel
-from vtk_kernels._heads import HeadNorms, Heads
+from vtk_kernels._heads import HeadNorms, Heads, split
+from vtk_kernels._heads_kernel import prepared
 from vtk_kernels._rotary_attention import launch, output_shape
 from vtk_kernels._rotary_backward import backward
 from vtk_kernels.choices import choose, device_name
@@ -20,6 +22,9 @@ LAUNCHES["rotary_attention"] = 1
 
 _SDPA_ALIGNED = 8
 """Elements that strides of a bias must be multiples of, or SDPA copies it at every call."""
+
+_COPY = 1 / 8
+"""Share of all other bytes from which on such a copy is too much."""
 
 
 def fastest(
@@ -32,28 +37,55 @@ def fastest(
     bias: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """Take the kernel or SDPA behind torch's own preparation; arguments and result as of `packed_attention`."""
-    if cu_seqlens is None and row_scale is None and bias is None and _prefers_sdpa(qkv, heads, num_queries):
-        slot = None if heads.qk_norm is None else heads.qk_norm.slot
-        return attend(qkv, heads, num_queries, scale, heads.rope_row, slot).contiguous()
+    """Take the kernel, or SDPA behind one that prepares heads; arguments and result as of `packed_attention`."""
+    if cu_seqlens is None and _prefers_sdpa(qkv, heads, num_queries, row_scale is not None or bias is not None):
+        return behind(qkv, heads, num_queries, scale, row_scale, bias)
     return launch(qkv, heads, cu_seqlens, num_queries, scale, row_scale, bias, max_seqlen)
 
 
-def _prefers_sdpa(qkv: Tensor, heads: Heads, num_queries: int | None) -> bool:
+def behind(
+    qkv: Tensor,
+    heads: Heads,
+    num_queries: int | None = None,
+    scale: float = 1.0,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Compute attention of whole batches by SDPA, behind the kernel that prepares heads where there is work for it."""
+    folded, h = row_scale is not None or bias is not None, heads.num_heads
+    qk, v = split(qkv, heads)
+    if folded or heads.rope is not None or heads.qk_norm is not None:
+        found = prepared(qkv, heads, row_scale, bias)
+        qk, v = (found[:, :, : h + heads.num_kv_heads], found[:, :, h + heads.num_kv_heads :]) if folded else (found, v)
+    q, k, v = (t.transpose(1, 2) for t in (qk[:, :num_queries, :h], qk[:, :, h:], v))
+    logit_bias = heads.attn_bias
+    if logit_bias is not None:
+        logit_bias = logit_bias[:, : q.shape[2], : k.shape[2]].to(q.dtype)
+    o = F.scaled_dot_product_attention(q, k, v, logit_bias, scale=scale, enable_gqa=heads.num_kv_heads < h)
+    return o.transpose(1, 2).flatten(2).contiguous()
+
+
+def _prefers_sdpa(qkv: Tensor, heads: Heads, num_queries: int | None, folded: bool) -> bool:
     if heads.rope is None and heads.qk_norm is None:
-        # both read q, k, v and the bias once an image; SDPA also copies a bias that is not aligned: H · N · (2·N + pad)
-        # elements more, and repeats keys and values that are fewer
-        return heads.num_kv_heads == heads.num_heads and _sdpa_takes_as_it_is(heads.attn_bias, qkv)
+        return heads.num_kv_heads == heads.num_heads and not folded and not _copies_much(qkv, heads.attn_bias)
     usual = qkv.shape[-1] == 3 * 64 * heads.num_heads == 64 * heads.parts and num_queries is None
-    card = device_name(qkv) if usual and heads.qk_norm is None and heads.attn_bias is None else None
+    card = device_name(qkv) if usual and heads.attn_bias is None else None
     return choose("rotary_attention", qkv.shape[0], qkv.shape[1], heads.num_heads, qkv.dtype, card) == "sdpa"
 
 
-def _sdpa_takes_as_it_is(bias: Tensor | None, qkv: Tensor) -> bool:
+def _copies_much(qkv: Tensor, bias: Tensor | None) -> bool:
+    """Return whether SDPA copies a bias, and moves many more bytes so.
+
+    Kernel and SDPA read q, k, v and the bias and write o: B · (C + C/3) · N + H · N² elements. The copy reads H · N²
+    and writes as many, 2 / (1 + 4 · B · D / N) of it: with 197 tokens and heads of 64 channels an eighth at 11 images.
+    """
     if bias is None:
-        return True
+        return False
     strides = (bias.stride(0), bias.stride(1))
-    return bias.dtype == qkv.dtype and bias.stride(2) == 1 and all(s % _SDPA_ALIGNED == 0 for s in strides)
+    if bias.dtype == qkv.dtype and bias.stride(2) == 1 and all(stride % _SDPA_ALIGNED == 0 for stride in strides):
+        return False
+    scores = bias.shape[0] * qkv.shape[1] ** 2
+    return bool(2 * scores > _COPY * (qkv.numel() * 4 / 3 + scores))
 
 
 def flat(heads: Heads) -> tuple[Any, ...]:

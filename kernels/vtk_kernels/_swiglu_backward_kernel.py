@@ -70,14 +70,16 @@ def _swiglu_backward_kernel(
 
 def launch(g: Tensor, w2: Tensor | None, q: Tensor, scales: Tensor) -> Tensor:
     """Start the kernel; arguments and result as of `linear_swiglu_backward`."""
-    gu = torch.empty(q.shape, dtype=g.dtype, device=g.device)
     grad, weight = as_rows(g), None if w2 is None else as_rows(w2)
     (rows, channels), features = grad.shape, q.shape[-1] // 2
+    gu = torch.empty(q.shape, dtype=g.dtype, device=g.device)
     tma, (block_t, block_f, block_c, warps, stages) = False, (32, PIECE, 16, 4, 1)
     if weight is not None:
         tma = is_hopper(g) and has_tensor_map(grad, weight)
         block_t, block_f, block_c, warps, stages = tile_config(rows, features, grad, weight)
         block_f, stages = PIECE, 4 if tma else stages  # a piece has one scale
+        if features % 16:  # rows that start anywhere: two bytes a store, each with an address
+            block_t = min(block_t, 32)
     if gu.numel():
         with on_device(g):
             _swiglu_backward_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](

@@ -17,9 +17,9 @@ from vtk_kernels._glu_codes import encode
 from vtk_kernels._matmul import GROUP, gated_tile_config, has_tensor_map, in_tiles, tensor_map, tile_of, tile_options
 from vtk_kernels._resident import programs as resident_programs
 from vtk_kernels._resident import registers
-from vtk_kernels._rows import as_rows, contiguous
+from vtk_kernels._rows import aligned_rows, as_rows, contiguous
 from vtk_kernels._triton import tl, triton
-from vtk_kernels.row_stats import load_rstd, pieces_of, store_piece
+from vtk_kernels.row_stats import MANY, load_rstd, pieces_of, store_piece
 
 
 @triton.jit
@@ -85,7 +85,8 @@ def _swiglu_kernel(
     b_ptr,  # (2 F,), or None
     x_stats_ptr,  # (T, ceil(K / 64), 2), fp32: row statistics of x; or None
     ahead_ptr,  # (2 F, K): w, to be fetched before the wait; or None
-    stride_xt,  # from a row of x to the next
+    stride_yt,  # from a row of y to the next
+    stride_xt,  # of x
     stride_wf,  # of w
     stride_st,  # of x_stats
     T,
@@ -95,6 +96,7 @@ def _swiglu_kernel(
     programs,
     PIECES: tl.constexpr,  # of a row of x
     RMS: tl.constexpr,  # its norm is RMSNorm
+    LATE: tl.constexpr,  # statistics of x are read behind the sums, and the loop over tiles is flattened; with TMA
     TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     BLOCK_T: tl.constexpr,
@@ -109,7 +111,7 @@ def _swiglu_kernel(
             fetch(b_ptr, 2 * F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA):
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=LATE):
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
@@ -118,13 +120,13 @@ def _swiglu_kernel(
         inside = out < F
         mask = (row < T)[:, None] & inside[None, :]
         scale = None
+        if x_stats_ptr is not None and not LATE:  # the sums, once there, leave no registers for it
+            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8, RMS)
         if TMA:  # past F a tile of the gate holds rows of the value, for columns that are not stored
             gate, value = _mapped_products(x_ptr, w_ptr, tile_row, tile_out, F + tile_out, K, BLOCK_T, BLOCK_F, BLOCK_K)
-            if x_stats_ptr is not None:
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False, RMS=RMS)
+            if x_stats_ptr is not None and LATE:
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 0, RMS)
         else:
-            if x_stats_ptr is not None:  # the sums, once there, leave no registers for it
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True, RMS=RMS)
             step = tl.arange(0, BLOCK_K)
             gate_ptr = w_ptr + (out.to(tl.int64) * stride_wf)[None, :] + step[:, None]
             gate, value = _products(
@@ -153,7 +155,7 @@ def _swiglu_kernel(
             y_ptr.store([tile_row, tile_out], y)
         else:
             y = y.to(y_ptr.dtype.element_ty)
-            tl.store(y_ptr + (row * F)[:, None] + out[None, :], y, mask=mask)
+            tl.store(y_ptr + (row * stride_yt)[:, None] + out[None, :], y, mask=mask)
         if y_stats_ptr is not None:
             kept = tl.where(inside[None, :], y.to(tl.float32), 0.0)
             width = tl.minimum(F - tile_out, BLOCK_F)
@@ -183,22 +185,23 @@ def launch(
     """Start the kernel; arguments as of `linear_swiglu`.
 
     Returns:
-        y: (..., F).
+        y: (..., F), as of `aligned_rows`; contiguous with ``save_grad``.
         y_stats: (..., ceil(F / 64), 2), fp32; None without ``stats``.
         q: (..., 2 F), uint8; None without ``save_grad``.
         scales: like y_stats; None without ``save_grad``.
     """
     lead, features = x.shape[:-1], w.shape[0] // 2
-    y = torch.empty((*lead, features), dtype=x.dtype, device=x.device)
-    pieces = (*lead, pieces_of(features), 2)
-    y_stats = torch.empty(pieces, dtype=torch.float32, device=x.device) if stats else None
+    y = x.new_empty((*lead, features)) if save_grad else aligned_rows(x, (*lead, features))
+    shape = (*lead, pieces_of(features), 2)
+    y_stats = torch.empty(shape, dtype=torch.float32, device=x.device) if stats else None
     q = torch.empty((*lead, 2 * features), dtype=torch.uint8, device=x.device) if save_grad else None
-    scales = torch.empty(pieces, dtype=torch.float32, device=x.device) if save_grad else None
-    a, weight, flat = as_rows(x), as_rows(w), y.view(-1, features)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device) if save_grad else None
+    a, weight, flat = as_rows(x), as_rows(w), as_rows(y)
     rows, size = a.shape
     known = None if row_stats is None else as_rows(row_stats.flatten(-2))
+    pieces = 0 if known is None else pieces_of(size)
     tma = is_hopper(x) and has_tensor_map(a, weight, flat)
-    config = gated_tile_config(tma, rows, features, a, weight)
+    config = gated_tile_config(tma, rows, features, stats or save_grad, a, weight, flat)
     block_t, block_f, block_k, warps, _ = config
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
@@ -215,6 +218,7 @@ def launch(
                 contiguous(b),
                 known,
                 ahead(options, rows, weight),
+                flat.stride(0),
                 a.stride(0),
                 weight.stride(0),
                 0 if known is None else known.stride(0),
@@ -223,8 +227,9 @@ def launch(
                 size,
                 float(eps or 0.0),
                 programs,
-                PIECES=0 if known is None else pieces_of(size),
+                PIECES=pieces,
                 RMS=rms,
+                LATE=tma and pieces <= (MANY // 2 if stats else MANY),
                 GROUP=GROUP,
                 **tile_options(tma, size, config),
                 maxnreg=registers("_swiglu_kernel", warps, x) if tma else None,

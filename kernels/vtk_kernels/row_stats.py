@@ -27,6 +27,9 @@ from vtk_kernels._triton import tl, triton
 PIECE = 64
 """Channels of a piece."""
 
+MANY = 24
+"""Most pieces of a row, 1,536 channels, whose statistics a product can load beside its sums without spilling."""
+
 _PIECE = tl.constexpr(PIECE)
 
 
@@ -114,10 +117,9 @@ def store_piece(
 
 @triton.jit
 @no_type_check
-def _unite(mean, m2, at, mask, piece, C, RMS: tl.constexpr):
+def _unite(mean, m2, at, mask, piece, size, RMS: tl.constexpr):
     """Add a piece, stored at a pointer per row, to mean and M2 of the pieces before it, with RMS to M2 about 0."""
     before = piece * _PIECE
-    size = tl.minimum(C - before, _PIECE)
     if RMS:
         other = tl.load(at + 2 * piece, mask=mask, other=0.0)
         return mean, m2 + tl.load(at + 2 * piece + 1, mask=mask, other=0.0) + other * other * size
@@ -137,7 +139,7 @@ def load_rstd(
     C,
     eps,
     PIECES: tl.constexpr,
-    LOOP: tl.constexpr,  # piece after piece, with few registers; or all loads at once and no loop, to be inside another
+    AT_ONCE: tl.constexpr,  # pieces that are loaded at a time, in a loop; 0 for all and no loop, to be inside another
     RMS: tl.constexpr,
 ):
     """Return 1/√(variance + eps) of a block of rows, with RMS 1/√(mean square + eps): (BLOCK_T,) in fp32.
@@ -150,10 +152,15 @@ def load_rstd(
     m2 = tl.load(at + 1, mask=mask, other=0.0)
     if RMS:
         m2 += mean * mean * tl.minimum(C, _PIECE)
-    if LOOP:
+    if AT_ONCE > 1:
+        for first in tl.range(1, PIECES, AT_ONCE, num_stages=1):
+            for i in tl.static_range(AT_ONCE):
+                size = tl.maximum(tl.minimum(C - (first + i) * _PIECE, _PIECE), 0)  # none past the last piece
+                mean, m2 = _unite(mean, m2, at, mask & (size > 0), first + i, size, RMS)
+    elif AT_ONCE == 1:
         for piece in tl.range(1, PIECES, num_stages=1):
-            mean, m2 = _unite(mean, m2, at, mask, piece, C, RMS)
+            mean, m2 = _unite(mean, m2, at, mask, piece, tl.minimum(C - piece * _PIECE, _PIECE), RMS)
     else:
         for piece in tl.static_range(1, PIECES):
-            mean, m2 = _unite(mean, m2, at, mask, piece, C, RMS)
+            mean, m2 = _unite(mean, m2, at, mask, piece, tl.minimum(C - piece * _PIECE, _PIECE), RMS)
     return tl.rsqrt(m2 / C + eps)

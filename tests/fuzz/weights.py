@@ -1,5 +1,6 @@
-"""Weights in files of torch, safetensors and JAX."""
+"""Weights in files of torch, safetensors and JAX, and of DINOv3."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 
 from tests.fuzz.mutators import flip, zipped
-from tests.fuzz.reader import KWARGS, NAME, TENSORS, V0_1, Reader
+from tests.fuzz.reader import JSON, KWARGS, NAME, TENSORS, V0_1, Reader
 from tests.fuzz.structured import pickled
 
 
@@ -95,6 +96,52 @@ def _read_npz(folder: Path, file: Path) -> None:
     assert found and all(isinstance(value, torch.Tensor) for value in found.values())
 
 
+_DINOV3 = "vit_small_plus_patch16_dinov3_qkvb"
+_DINOV3_SMALL = {"embed_dim": 16, "depth": 1, "num_heads": 1, "mlp_ratio": 1.0}
+
+
+def _make_dinov3(folder: Path) -> None:
+    """Write a folder of transformers in two files, and a file of Meta's code."""
+    from safetensors.torch import save_file
+
+    theirs = {"cls_token": (1, 1, 16), "mask_token": (1, 1, 16), "register_tokens": (1, 4, 16),
+              "patch_embeddings.weight": (16, 3, 16, 16), "patch_embeddings.bias": (16,)}  # fmt: skip
+    first = {f"embeddings.{name}": torch.ones(shape) for name, shape in theirs.items()}
+    block = {f"attention.{part}_proj": 16 for part in "qkvo"} | {
+        f"mlp.{part}_proj": 16 for part in ("gate", "up", "down")
+    }
+    second = {f"layer.0.{name}.weight": torch.ones(width, 16) for name, width in block.items()}
+    second |= {f"layer.0.{name}.bias": torch.ones(16) for name in block if "k_proj" not in name}
+    for norm in ("layer.0.norm1", "layer.0.norm2", "norm"):
+        second |= {f"{norm}.weight": torch.ones(16), f"{norm}.bias": torch.ones(16)}
+    second |= {f"layer.0.layer_scale{i}.lambda1": torch.ones(16) for i in (1, 2)}
+    names = {name: f"model-{i}.safetensors" for i, part in enumerate((first, second)) for name in part}
+    save_file(first, folder / "model-0.safetensors")
+    save_file(second, folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    (folder / "config.json").write_text(json.dumps({"num_attention_heads": 1, "rope_theta": 100.0}))
+    meta = {"cls_token": first["embeddings.cls_token"], "storage_tokens": torch.ones(1, 4, 16),
+            "patch_embed.proj.weight": torch.ones(16, 3, 16, 16), "patch_embed.proj.bias": torch.ones(16),
+            "rope_embed.periods": 100.0 ** (torch.arange(4) / 4),
+            "norm.weight": torch.ones(16), "norm.bias": torch.ones(16)}  # fmt: skip
+    inside = {"attn.qkv": 48, "attn.proj": 16, "mlp.w1": 16, "mlp.w2": 16, "mlp.w3": 16}
+    meta |= {f"blocks.0.{name}.weight": torch.ones(width, 16) for name, width in inside.items()}
+    meta |= {f"blocks.0.{name}.bias": torch.ones(width) for name, width in inside.items()}
+    meta |= {f"blocks.0.{name}": torch.ones(16) for n in (1, 2)
+             for name in (f"norm{n}.weight", f"norm{n}.bias", f"ls{n}.gamma")}  # fmt: skip
+    meta["blocks.0.attn.qkv.bias_mask"] = torch.tensor([1.0, 0.0, 1.0]).repeat_interleave(16)
+    torch.save(meta, folder / "meta.pth")
+
+
+def _read_dinov3(folder: Path, file: Path) -> None:
+    from vtk.models.weights.sources import read_base
+
+    source = file if file.suffix == ".pth" else folder
+    found, notes = read_base(_DINOV3, _DINOV3_SMALL, source)
+    assert all(value.float().isfinite().all() for value in found.tensors.values() if value.is_floating_point())
+    assert all(isinstance(note, str) for note in notes) and len(found.ref.id) == 64
+
+
 READERS = {
     "torch": Reader(
         6000,
@@ -108,5 +155,11 @@ READERS = {
         },
     ),
     "base": Reader(1000, _make_base, _read_base, {".pth": (zipped(pickled), flip), ".safetensors": TENSORS}),
+    "dinov3": Reader(
+        600,
+        _make_dinov3,
+        _read_dinov3,
+        {".pth": (zipped(pickled), flip), ".safetensors": TENSORS, "index.json": JSON, "config.json": JSON},
+    ),
     "npz": Reader(600, _make_npz, _read_npz, {".npz": (flip, zipped(flip))}),
 }

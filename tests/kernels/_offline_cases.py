@@ -8,9 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk_kernels import _attention_kernel, _broadcast_kernels, _grouped_kernels, _short_attention, choices
+from vtk_kernels import (
+    _attention_kernel,
+    _broadcast_kernels,
+    _grouped_kernels,
+    _short_attention,
+    _swiglu_backward_kernel,
+    _swiglu_kernel,
+    choices,
+)
 from vtk_kernels import _rotary_attention as _rotary
 from vtk_kernels._heads import HeadNorms, Heads
+from vtk_kernels._heads_kernel import prepared
 from vtk_kernels._residual_kernel import counters_needed
 from vtk_kernels.add_norm import _add_norm_launch
 from vtk_kernels.add_norm_e4m3 import _add_norm_e4m3_launch
@@ -27,6 +36,9 @@ from vtk_kernels.splitk_linear import _splitk_linear_launch, default_splits
 
 SIZES = {"S": (384, 6), "B": (768, 12), "L": (1024, 16)}
 """Channels and heads."""
+
+GATED = {"EVA-02 B/14": (257, 768, 2048), "EVA-02 L/14": (257, 1024, 2730), "DINOv3 H/16+": (261, 1280, 5120)}
+"""Tokens at 224 and 256 px, channels and hidden features of models with SwiGLU."""
 
 TORCHS = ("kept_attention",)
 """Operations with a choice between kernels that are all torch's own."""
@@ -62,6 +74,9 @@ def cases() -> Iterator[Case]:
         for branches in (1, 2):
             for label, first, launcher, *arguments in slices(channels, branches):
                 yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "S" and branches == 2)
+    for size, shape in GATED.items():
+        for label, first, launcher, *arguments in gated(*shape):
+            yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "EVA-02 B/14")
     for dtype in (torch.bfloat16, torch.float16):
         for label, launcher, *arguments in measured(dtype):
             yield Case(f"{label} {str(dtype).removeprefix('torch.')}", launcher, tuple(arguments), False, True)
@@ -80,12 +95,24 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
             yield f"{op} {at}", _attention_kernel.launch, qkv, k
             yield f"{op} short {at}", short_attention, qkv, k  # with steps where there are too many keys
+        elif op == "rotary_attention":
+            qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
+            for half in (True, False):
+                turned = Heads(k, k, fp32(n, 64), half)
+                yield f"{op} {'half' if half else 'pairs'} {at}", _rotary.launch, qkv, turned
+                yield f"{op} prepared {'half' if half else 'pairs'} {at}", prepared, qkv, turned
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
             yield f"{op} {at}", _linear_gelu_launch, x, w, b
             yield f"{op} stats {at}", _linear_gelu_launch, x, w, b, False, row_stats(rows, k), EPS
             yield f"{op} q {at}", _linear_gelu_launch, x, w, b, True
             yield f"{op} backward {at}", _linear_gelu_backward_launch, x, empty(k, n, dtype=dtype), q
+        elif op == "linear_swiglu":
+            q, scales = empty(rows, n, dtype=torch.uint8), row_stats(rows, n // 2)
+            yield f"{op} {at}", _swiglu_kernel.launch, x, w, b
+            yield f"{op} stats {at}", _swiglu_kernel.launch, x, w, b, row_stats(rows, k), EPS, False, True
+            yield f"{op} q {at}", _swiglu_kernel.launch, x, w, b, None, None, False, False, True
+            yield f"{op} backward {at}", _swiglu_backward_kernel.launch, x, empty(k, n // 2, dtype=dtype), q, scales
         elif op in ("splitk_linear", "linear_residual"):
             splits, whole = default_splits(rows, n, k), (x, w, b, empty(rows, n, dtype=dtype))
             if op == "splitk_linear":
@@ -140,6 +167,10 @@ def row_wise(c: int) -> Iterator[tuple[Any, ...]]:
     yield "quantize_rows", False, _quantize_rows_launch, x
     yield "quantize_rows GELU", True, _quantize_rows_launch, empty(8, 197, 4 * c), True
     yield "quantize_rows GELU ×2", False, _quantize_rows_launch, empty(8, 197, 8 * c), True
+    yield "norm RMS", True, _norm_launch, x, EPS, None, True
+    yield "norm_backward RMS", False, norm_backward_launch, x, x, rstd, None, True
+    yield "add_norm RMS", False, _add_norm_launch, x, x, EPS, None, None, True
+    yield "add_norm RMS partials", True, _add_norm_launch, one, None, EPS, partials, vector, True
     yield "context_broadcast", False, _broadcast_kernels.launch, x, x, None, None
     yield "context_broadcast stats", True, _broadcast_kernels.launch, x, x, vector, None, True
     yield "context_broadcast backward", False, _broadcast_kernels.launch, None, x, None, None
@@ -223,6 +254,33 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
 
 
+def gated(n: int, c: int, f: int) -> Iterator[tuple[Any, ...]]:
+    """Yield both products of a SwiGLU MLP: behind a norm, before a sub-norm, in training; fc2 behind the sub-norm."""
+    w, b, w2, vector = empty(2 * f, c), empty(2 * f), empty(c, f), empty(c)
+    counters = empty(counters_needed(8 * n, c), dtype=torch.int32)
+    for batch in (1, 8, 64):
+        x, h, known, of_h = empty(batch, n, c), empty(batch, n, f), row_stats(batch, n, c), row_stats(batch, n, f)
+        eight, few = batch == 8, batch == 1
+        yield f"linear_swiglu b{batch}", False, _swiglu_kernel.launch, x, w, b
+        yield f"linear_swiglu stats b{batch}", eight, _swiglu_kernel.launch, x, w, b, None, None, False, True
+        yield f"linear_swiglu folded b{batch}", few, _swiglu_kernel.launch, x, w, b, known, EPS, False, True
+        yield f"linear_swiglu RMS b{batch}", eight, _swiglu_kernel.launch, x, w, None, known, EPS, True
+        yield f"linear RMS b{batch}", False, _linear_launch, x, empty(3 * c, c), empty(3 * c), known, EPS, True
+        fc2 = h, w2, vector, x
+        yield f"linear_residual sub-norm b{batch}", eight, _linear_residual_launch, *fc2, 1, None, of_h, EPS
+        splits = default_splits(batch * n, c, f)
+        if splits > 1:
+            sliced = *fc2, splits, counters, of_h, EPS
+            yield f"slices sub-norm b{batch}", few, _linear_residual_launch, *sliced
+    yield "linear_swiglu pooled", False, _swiglu_kernel.launch, empty(8, n, c)[:, 0], w, b
+    x, g = empty(8, n, c), empty(8, n, c)
+    q, scales = empty(8, n, 2 * f, dtype=torch.uint8), row_stats(8, n, f)
+    yield "linear_gelu RMS", False, _linear_gelu_launch, x, w, b, False, row_stats(8, n, c), EPS, True
+    yield "linear_swiglu q", True, _swiglu_kernel.launch, x, w, b, None, None, False, False, True
+    yield "linear_swiglu_backward", True, _swiglu_backward_kernel.launch, g, w2, q, scales
+    yield "linear_swiglu_backward no w2", False, _swiglu_backward_kernel.launch, empty(8, n, f), None, q, scales
+
+
 def slices(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     """Yield products of few rows in as many slices as a model takes; one where tiles fill the card is no slice."""
     counters, p = empty(counters_needed(8 * 197, c), dtype=torch.int32), f"×{branches}"
@@ -271,72 +329,49 @@ def attentions(heads: int) -> Iterator[tuple[Any, ...]]:
 
 def rotary_attentions(heads: int) -> Iterator[tuple[Any, ...]]:
     """Yield DINOv3 at 256 px, EVA-02 at 224 px, folded forms, segments, norms, tables per head, biases, wide heads."""
-    launch, d = _rotary.launch, 64
-    h = f"{heads}h"
+    launch, d, h = _rotary.launch, 64, f"{heads}h"
     width = 3 * d * heads
     bias, packed, row_scale = empty(width), empty(2048, width), fp32(2048)
     offsets, rows = empty(9, dtype=torch.int32), empty(2048, dtype=torch.int32)
+    in_segments, in_folded = (offsets, None, 1.0, None, None, 577), (offsets, None, 1.0, row_scale, bias, 577)
     for name, n, half in (("DINOv3", 261, True), ("EVA-02", 257, False)):
-        x, turned, scale = empty(8, n, width), Heads(heads, heads, fp32(n, d), half), fp32(8, n)
-        yield f"rotary_attention {name} {h}", True, launch, x, turned
-        yield f"rotary_attention {name} folded {h}", True, launch, x, turned, None, None, 1.0, scale, bias
-        yield f"rotary_attention {name} pooled {h}", False, launch, x, turned, None, 1, 1.0, scale, bias
-        pointing = turned._replace(rope_row=rows)
-        yield (
-            f"rotary_attention {name} segments {h}", half,
-            launch, packed, pointing, offsets, None, 1.0, None, None, 577,
-        )  # fmt: skip
-        yield (
-            f"rotary_attention {name} segments folded {h}", False,
-            launch, packed, pointing, offsets, None, 1.0, row_scale, bias, 577,
-        )  # fmt: skip
+        label, x, turned = f"rotary_attention {name}", empty(8, n, width), Heads(heads, heads, fp32(n, d), half)
+        folded, pointing = (1.0, fp32(8, n), bias), turned._replace(rope_row=rows)
+        yield f"{label} {h}", True, launch, x, turned
+        yield f"{label} prepared {h}", True, prepared, x, turned
+        yield f"{label} prepared folded {h}", False, prepared, x, turned, *folded[1:]
+        yield f"{label} folded {h}", True, launch, x, turned, None, None, *folded
+        yield f"{label} pooled {h}", False, launch, x, turned, None, 1, *folded
+        yield f"{label} segments {h}", half, launch, packed, pointing, *in_segments
+        yield f"{label} segments folded {h}", False, launch, packed, pointing, *in_folded
     for kind in ("layer", "rms"):
-        w = [empty(heads, d) for _ in range(4)]
-        norms = HeadNorms(kind, EPS, w[0], None if kind == "rms" else w[1], w[2], None if kind == "rms" else w[3])
+        label, w = f"rotary_attention {kind}", [empty(heads, d) for _ in range(4)]
+        norm = (
+            HeadNorms(kind, EPS, w[0], w[1], w[2], w[3])
+            if kind == "layer"
+            else HeadNorms(kind, EPS, w[0], k_weight=w[2])
+        )
+        stacked = {name: empty(16, heads, d) for name in ("q_weight", "k_weight")}
+        slots = norm._replace(slot=empty(8, dtype=torch.int32), q_bias=None, k_bias=None, **stacked)
         for half in (True, False):
-            both = Heads(heads, heads, fp32(heads, 261, d), half, None, norms)
-            yield f"rotary_attention {kind} per head {half} {h}", False, launch, empty(8, 261, width), both
-        alone = Heads(heads, heads, None, False, None, norms)
-        yield (
-            f"rotary_attention {kind} alone {h}",
-            False,
-            launch,
-            empty(8, 197, width),
-            alone,
-            None,
-            None,
-            1.0,
-            None,
-            bias,
-        )
-        slots = norms._replace(
-            slot=empty(8, dtype=torch.int32),
-            **{k: empty(16, heads, d) for k in norms._fields[2:6] if norms._asdict()[k] is not None},
-        )
-        yield (
-            f"rotary_attention {kind} slots {h}", False,
-            launch, packed, Heads(heads, heads, fp32(577, d), True, rows, slots), offsets, None, 1.0, None, None, 577,
-        )  # fmt: skip
-    biased = Heads(heads, heads, None, False, None, None, empty(heads, 197, 197))
-    yield f"rotary_attention biased {h}", False, launch, empty(8, 197, width), biased
-    yield (
-        f"rotary_attention biased folded {h}",
-        False,
-        launch,
-        empty(8, 197, width),
-        biased,
-        None,
-        None,
-        1.0,
-        fp32(8, 197),
-        bias,
-    )
+            both = Heads(heads, heads, fp32(heads, 261, d), half, None, norm)
+            yield f"{label} per head {'half' if half else 'pairs'} {h}", False, launch, empty(8, 261, width), both
+        yield f"{label} prepared {h}", False, prepared, empty(8, 261, width), both, fp32(8, 261), bias
+        yield f"{label} folded {h}", False, launch, empty(8, 261, width), both, None, None, 1.0, fp32(8, 261), bias
+        alone = Heads(heads, heads, None, False, None, norm)
+        yield f"{label} alone {h}", False, launch, empty(8, 197, width), alone, None, None, 1.0, None, bias
+        own = Heads(heads, heads, fp32(577, d), True, rows, slots)
+        yield f"{label} slots {h}", False, launch, packed, own, *in_segments
+    biased, x = Heads(heads, heads, attn_bias=empty(heads, 197, 197)), empty(8, 197, width)
+    yield f"rotary_attention biased {h}", False, launch, x, biased
+    yield f"rotary_attention biased folded {h}", False, launch, x, biased, None, None, 1.0, fp32(8, 197), bias
     grouped = empty(2, 3077, 2 * heads * d)
     yield f"rotary_attention grouped {h}", False, launch, grouped, Heads(heads, heads // 2, fp32(3077, d), True)
-    for d, count in ((20, heads), (88, 16), (72, heads), (80, heads), (96, heads), (128, heads)):  # EVA's have 88
+    for d, count in ((20, heads), (88, 16), (72, heads), (80, heads), (96, heads), (128, heads)):  # 88: EVA's
         for half in (True, False):
-            wide = Heads(count, count, fp32(257, d), half)
-            yield f"rotary_attention D={d} {half} {h}", False, launch, empty(8, 257, 3 * d * count), wide
+            x, wide = empty(8, 257, 3 * d * count), Heads(count, count, fp32(257, d), half)
+            yield f"rotary_attention prepared D={d} {'half' if half else 'pairs'} {h}", False, prepared, x, wide
+            yield f"rotary_attention D={d} {'half' if half else 'pairs'} {h}", False, launch, x, wide
 
 
 def short_attention(

@@ -23,7 +23,7 @@ from tests.kernels._cases import (
     strided,
 )
 from tests.kernels.test_packed_attention import NO_KERNEL, offsets
-from vtk_kernels import _rotary_attention, _rotary_backward, _rotary_operator
+from vtk_kernels import _heads_kernel, _rotary_attention, _rotary_backward, _rotary_operator
 from vtk_kernels._dispatch import LAUNCHES
 from vtk_kernels._heads import HeadNorms, Heads
 from vtk_kernels._rotary_operator import flat
@@ -307,9 +307,34 @@ def test_strided_operands_and_one_launch(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(started) == 2 * LAUNCHES["rotary_attention"]
 
 
+@needs_kernel
+@pytest.mark.parametrize(
+    ("h", "kv", "half", "kind", "part"),
+    [(2, 2, True, "layer", "slots"), (4, 2, False, "rms", "pooled"), (2, 2, False, None, ""), (3, 1, True, None, "")],
+    ids=str,
+)  # fmt: skip
+def test_sdpa_behind_the_kernel_that_prepares_heads_is_the_formula(
+    h: int, kv: int, half: bool, kind: str | None, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = count_launches(monkeypatch, _heads_kernel)
+    qkv, row_scale, bias = draw((2, 70), h, kv, 12)
+    heads = everything(70, h, kv, 12, half, kind or "rms", False)
+    if part == "slots":  # rows of a longer table, and norms of an image's own
+        row = torch.randint(90, (2, 70), device=DEVICE).int()
+        heads = heads._replace(rope=angles(90, 12), rope_row=row, qk_norm=norms("layer", h, kv, 12, 3, 2))
+    heads = heads if kind else heads._replace(qk_norm=None, attn_bias=None)
+    queries = 3 if part == "pooled" else None
+    for more in ((None, None), (row_scale, bias)):
+        with nan_filled():
+            o = _rotary_operator.behind(qkv, heads, queries, 0.25, *more)
+        assert o.is_contiguous()
+        assert_close(o, formula(qkv, heads, None, queries, 0.25, *more), FP32)
+    assert started == ["_prepare_heads_kernel"] * 2
+
+
 def test_what_runs_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_rotary_operator, "launch", lambda *_: "kernel")
-    monkeypatch.setattr(_rotary_operator, "attend", lambda *_: torch.tensor(1.0))
+    monkeypatch.setattr(_rotary_operator, "behind", lambda *_: "sdpa")
     asked = []
 
     def choose(*question: Any) -> str:
@@ -324,14 +349,15 @@ def test_what_runs_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
     rope, norm = torch.ones(4, 64), HeadNorms("rms", EPS)
     assert not kernel(Heads(5, 5, rope)) and asked == [("rotary_attention", 2, 4, 5, torch.float32, "card")]
-    assert kernel(Heads(5, 5, rope), 64, None, None, 1.0, torch.ones(2, 4))  # SDPA knows no folded form
+    assert kernel(Heads(5, 5), 64, None, None, 1.0, torch.ones(2, 4))  # without another part it is the packed kernel's
     assert kernel(Heads(5, 5, rope), 64, None, 1) and kernel(Heads(5, 5, rope), 32) and kernel(Heads(4, 2, rope))
-    assert kernel(Heads(5, 5, rope, qk_norm=norm)) and kernel(Heads(4, 2))
-    assert kernel(Heads(5, 5, None, False, None, None, torch.ones(5, 9, 9)))  # which SDPA would copy
-    assert kernel(Heads(5, 5, None, False, None, None, torch.ones(5, 8, 8).half()))
-    padded = torch.ones(5, 9, 16)[..., :9]
-    assert not kernel(Heads(5, 5, None, False, None, None, padded))
-    assert kernel(Heads(5, 5, None, False, None, None, padded), 64, torch.tensor([0, 4], dtype=torch.int32))
+    assert not kernel(Heads(5, 5, rope, qk_norm=norm)) and kernel(Heads(4, 2))
+    bias = torch.ones(5, 9, 9)  # which SDPA would copy: 2 · 5 · 16 elements beside 2 · 4 · 5 · 4 · 4 + 5 · 16
+    assert kernel(Heads(5, 5, attn_bias=bias), 4) and not kernel(Heads(5, 5, attn_bias=bias))
+    assert kernel(Heads(5, 5, attn_bias=torch.ones(5, 8, 8).half()), 4)
+    padded = torch.empty(5, 16, 16)[:, :9, :9]
+    assert not kernel(Heads(5, 5, attn_bias=padded), 4)
+    assert kernel(Heads(5, 5, attn_bias=padded), 4, torch.tensor([0, 4], dtype=torch.int32))
 
 
 def with_leaves(heads: Heads, rope: Tensor, attn_bias: Tensor, *weights: Tensor) -> Heads:

@@ -9,6 +9,7 @@ __getattr__, __dir__, __all__ = attach(
         "TaskBank": "vtk.bank.bank",
         "TaskInfo": "vtk.bank.memory_report",
         "TaskMemory": "vtk.bank.memory_report",
+        "check_architecture": "vtk.bank.architectures",
         "launches": "vtk.bank.kernel_count",
     },
 )

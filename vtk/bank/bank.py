@@ -12,6 +12,7 @@ from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.calls import Place, run
 from vtk.bank.folded import Folding, fold, weights_bytes
 from vtk.bank.memory_report import Memory, TaskInfo, count_bytes
+from vtk.bank.positions import read_positions
 from vtk.bank.shared_weights import build, check_structure
 from vtk.bank.snapshot import State, find
 from vtk.bank.stacks import StackStore
@@ -134,7 +135,11 @@ class TaskBank:
         with self._changing, self._store.turn():
             state, old = self._state, find(self._state, name)
             entries = {n: e for n, e in state.entries.items() if n != name}
-            self._publish(State(state.shared, entries, ends=state.ends_of(entries, self.device)), old)
+            ends, positions = (
+                state.ends_of(entries, self.device),
+                state.positions.change(entries, self.device, self.dtype),
+            )
+            self._publish(State(state.shared, entries, ends=ends, positions=positions), old)
 
     def reload(self, name: str) -> None:
         """Read a task's pack again from its folder; a call sees either the old or the new weights.
@@ -211,17 +216,20 @@ class TaskBank:
         if folding is not None and shared.folded is not None:
             folding.check(shared.folded, task.path)
         folding = folding if shared.folded is not None else None
+        seen = read_positions(task.model, task.card.input.size, self.dtype)
         entry, weights = make_entry(name, task, shared, self.device, self.dtype, folding)
         entries = {**state.entries, name: entry}
         with self._store.turn():
-            limit = State(shared, entries).room(self.max_gpu_bytes, weights_bytes(weights))
+            positions = state.positions.change(others, self.device, self.dtype, name, seen)
             ends = state.ends_of(others, self.device, name, folding)
+            later = State(shared, entries, ends=ends, positions=positions)
+            limit = later.room(self.max_gpu_bytes, weights_bytes(weights))
             if shared is not state.shared and name in state.entries:
                 self._store.drop(state.entries[name].number)  # the only one, of other shapes
             self._store.set_limit(limit)
             if not any(e.number == entry.number for e in state.entries.values()):
                 self._store.put(entry.number, weights)
-            self._publish(State(shared, entries, ends=ends), state.entries.get(name))
+            self._publish(later, state.entries.get(name))
 
     def _publish(self, state: State, old: Entry | None) -> None:
         """Make a state the current one, and free what only the old one used. Inside a turn."""
@@ -230,7 +238,7 @@ class TaskBank:
             store.drop(old.number)
         if self._graphs is not None:
             self._graphs.clear()
-        gone = before.ends.tensors() if before.ends is not None else []
+        gone = [*before.positions.tensors(), *([] if before.ends is None else before.ends.tensors())]
         if old is not None and old.end is not None:
             gone += old.end.state_dict().values()
         if before.shared is not None and state.shared is not before.shared:

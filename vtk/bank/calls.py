@@ -85,7 +85,7 @@ def call(
     entries = {name: state.entries[name] for name in images}
     counts = {name: len(batch) for name, batch in images.items()}
     norm = getattr(shared.model, "norm", None)
-    fused = FusedCall.of(shared.folded, norm, ends, entries, counts, slots, place.kernels)
+    fused = FusedCall.of(shared.folded, norm, ends, entries, counts, slots, place.kernels, state.positions)
     return fused.run(images, layers, place.device, place.dtype, graphs, generation)
 
 
@@ -100,8 +100,11 @@ def _plain(
     parts = [(slots[e.number], *t.shape[:2]) for e, t in zip(entries, tokens, strict=True)]
     x = torch.cat([t.flatten(0, 1) for t in tokens]) if len(tokens) > 1 else tokens[0].flatten(0, 1)
     segments = Segments.of(parts, place.device)
-    del tokens
-    x = model.norm(packed_forward(model.blocks, layers, segments, x, kernels=place.kernels))
+    positions = state.positions.of_rows(
+        [(e.name, *t.shape[:2]) for e, t in zip(entries, tokens, strict=True)], x.device
+    )
+    x = packed_forward(model.blocks, layers, segments, x, positions=positions, kernels=place.kernels)
+    x = model.norm(x)
     rows = x.split([count * size for _, count, size in parts])
     return {
         entry.name: entry.logits(of_task.unflatten(0, (count, size)))

@@ -122,8 +122,10 @@ class Folding:
 
     Attributes:
         shared: the part that tasks share, in fp32 or fp64; None if it was not requested.
-        weights: for each block, of P branches, H heads and A = H·D channels ``qkv.weight`` (3·P·A, C), ``qkv.bias``
-            (3·P·A), ``proj.weight`` (C, P·A), ``proj.bias`` (C), with qk-norm ``q_norm.weight`` (P·H, D) and so on.
+        weights: for each block, of P branches, H heads, K of keys and values, and A = H·D channels ``qkv.weight``
+            (P·(H + 2·K)·D, C), ``qkv.bias``, ``proj.weight`` (C, P·A), ``proj.bias`` (C), with qk-norm
+            ``q_norm.weight`` (P·H, D) and so on; of gated attention ``gate.weight`` (P·A, C), ``gate.bias``, and with a
+            norm before the gate ``norm.weight`` and ``norm.bias`` (P·A).
         piece: embedding table and classifier.
     """
 
@@ -165,7 +167,7 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
             for i in range(len(model.blocks)):
                 stages += reader.stages(model, i, like, ffn=whole)
             embedding, head = reader.embedding(model, like), reader.head(model, like)
-        check_known(model, stages)
+        _check_biases(stages)
     except UsageError as error:
         raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
     weights = tuple(_take_matrices(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
@@ -179,35 +181,31 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
     return Folding(shared, weights, Piece(table, w_head, b_head))
 
 
-def check_known(model: Any, stages: Sequence[Stage]) -> None:
-    """Refuse what the bank's own forward pass does not compute.
+def _check_biases(stages: Sequence[Stage]) -> None:
+    """Refuse biases of the scores: kernels add one to all images of a call, and tasks have their own.
 
     Raises:
-        UsageError: names the block's kind of part.
+        UsageError: there is one.
     """
-    for stage in stages:
-        part = None
-        if isinstance(stage, AttentionStage):
-            part = "rotary positions" if stage.rotary is not None else part
-            part = "heads that share keys and values" if stage.num_heads != stage.num_kv_heads else part
-            part = "gated attention" if stage.w_gate is not None else part
-            part = "bias of the scores" if stage.attn_bias is not None else part
-        if getattr(stage, "sub_norm", None) is not None:
-            part = "norm before the second layer (scale_attn_norm, scale_mlp_norm)"
-        if part:
-            raise UsageError(f"cannot fuse {type(model).__name__} in a bank: it knows no {part}")
+    for i, stage in enumerate(stages[::2]):
+        if isinstance(stage, AttentionStage) and stage.attn_bias is not None:
+            raise UsageError(f"cannot fold `blocks.{i}.attn`: each task has its own biases of relative positions")
 
 
 def _is_product(model: Any, head: Head) -> bool:
     """Whether logits are one matrix times a pooled row, with no weights but those of the matrix."""
-    plain = head.attn_pool is None and head.pool in _POOLS
+    plain = type(head) is Head and head.attn_pool is None and head.pool in _POOLS
     return plain and type(model.head) is nn.Linear and head.weight is None and head.fc_weight is None
 
 
 def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
     """Remove the matrices from a stage, which keeps the structure, and return them."""
-    found = {"qkv.weight": stage.w_qkv, "qkv.bias": stage.b_qkv, "proj.weight": stage.w_out, "proj.bias": stage.bias}
-    for name in ("w_qkv", "b_qkv", "w_out", "bias"):
+    names = {
+        "qkv.weight": "w_qkv", "qkv.bias": "b_qkv", "proj.weight": "w_out", "proj.bias": "bias",
+        "gate.weight": "w_gate", "gate.bias": "b_gate", "norm.weight": "sub_weight", "norm.bias": "sub_bias",
+    }  # fmt: skip
+    found = {key: getattr(stage, name) for key, name in names.items()}
+    for name in names.values():
         setattr(stage, name, None)
     norm = stage.qk_norm
     if isinstance(norm, QkNorm):

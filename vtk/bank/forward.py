@@ -1,8 +1,10 @@
 """The forward pass of a folded bank over packed rows of many tasks: what a CUDA graph captures.
 
-A block is seven kernels: grouped qkv, attention, grouped proj, add and norm, fc1 with GELU, fc2, add and norm. No
+A block is seven kernels: grouped qkv, attention, grouped proj, add and norm, fc1 with GELU or SwiGLU, fc2, add and
+norm; an eighth where a norm stands before fc2. No
 length and no offset is read on the host: all are in the vectors of a `Layout`. With class-token pooling the last block
-computes, after keys and values, the rows of class tokens only.
+computes, after keys and values, the rows of class tokens only. Attention turns queries and keys by a table of all
+tasks' positions, of which a vector of the `Layout` gives each row's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,14 +19,14 @@ from vtk.bank.layout import Layout
 from vtk.bank.task_heads import Ends
 from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.mlp_stage import MlpStage
-from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.stage_output import close_with_norm
+from vtk.fused.norms import NormSpec, normalize, normalize_parts
+from vtk.fused.stage_output import accumulate, close_with_norm
 from vtk.fused.stages import Plan
 from vtk.models.packed.rows import Layer, Stack, linear_by_runs, stacked
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.context_broadcast import context_broadcast
 from vtk_kernels.grouped_linear import grouped_linear
-from vtk_kernels.packed_attention import packed_attention
+from vtk_kernels.packed_attention import HeadNorms, packed_attention
 
 
 def fused_forward(
@@ -35,6 +37,7 @@ def fused_forward(
     at: Mapping[str, Tensor],
     rows: Tensor,
     plan: Plan,
+    rope: Tensor | None = None,
 ) -> Tensor:
     """Run the model from rows to logits, or the blocks alone if tasks have their own embedding and head.
 
@@ -46,13 +49,14 @@ def fused_forward(
         at: vectors of ``layout`` on the device.
         rows: (T, width) patches by size, or (T, C) tokens if tasks embed their own images; padding holds any values.
         plan: operations of `vtk_kernels`, or loops over runs of rows.
+        rope: rotary tables of all tasks, as of `RowPositions`; ``layout`` has each row's row of them.
 
     Returns:
         (S, Σ widths) logits of all stacks of classifiers, rows in the order of ``ordered``; of a row only the columns
         of its own stack are valid. If tasks compute their own logits: (T, C) tokens of the last block, before the
         last norm.
     """
-    work, pooling, blocks = _Work(layout, at, plan), folded.pooling, folded.blocks
+    work, pooling, blocks = _Work(layout, at, plan, rope), folded.pooling, folded.blocks
     x, h = _embedded(folded, ends, rows, at, blocks[0][0].norm, plan)
     final = None if pooling is None else pooling.norm
     late = pooling is not None and pooling.kind == "token" and not folded.pruned  # only pooled rows are normalised
@@ -96,8 +100,8 @@ def _embedded(
 
 def _add_and_norm(x: Tensor, m: Tensor, norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:
     """Return x + m and its normalised form."""
-    if norm is not None and norm.kind == "layer" and plan.kernels:
-        return add_norm(x, m, norm.eps)[:2]
+    if norm is not None and plan.kernels:
+        return add_norm(x, m, norm.eps, rms=norm.kind == "rms")[:2]
     y = m.add_(x)  # callers do not use m afterwards
     return y, (y if norm is None else normalize(y, norm, plan.kernels))
 
@@ -105,8 +109,8 @@ def _add_and_norm(x: Tensor, m: Tensor, norm: NormSpec | None, plan: Plan) -> tu
 class _Work:
     """The steps of a block on one call's rows."""
 
-    def __init__(self, layout: Layout, at: Mapping[str, Tensor], plan: Plan) -> None:
-        self.layout, self.at, self.plan = layout, at, plan
+    def __init__(self, layout: Layout, at: Mapping[str, Tensor], plan: Plan, rope: Tensor | None) -> None:
+        self.layout, self.at, self.plan, self.rope = layout, at, plan, rope
         self.bounds = at["cu_seqlens"]
 
     def product(self, x: Tensor, w: Stack, b: Stack, which: str) -> Tensor:
@@ -122,28 +126,58 @@ class _Work:
         if stage.front:
             h = self.broadcast(h, stage.front_scale)
         qkv = self.product(h, layer["qkv.weight"], layer["qkv.bias"], "rows")
-        if stage.qk_norm is not None:
-            qkv = self.head_norms(qkv, stage, layer)
+        rope = None
+        if stage.rotary is not None and self.rope is not None:
+            table = self.rope[min(stage.rotary, len(self.rope) - 1)]
+            rope = table[0] if len(table) == 1 else table
         o = packed_attention(
             qkv, stage.num_heads, self.bounds, num_queries=1 if pruned else None,
-            max_seqlen=self.layout.bucket.longest,
+            max_seqlen=self.layout.bucket.longest, num_kv_heads=stage.num_kv_heads, rope=rope,
+            rotate_half=stage.rotate_half, rope_row=None if rope is None else self.at["rope_row"],
+            qk_norm=self.head_norms(stage, layer),
         )  # fmt: skip
         if pruned:
             x, o = x.index_select(0, self.at["first_row"]), o.squeeze(1)
+            h = h.index_select(0, self.at["first_row"]) if "gate.weight" in layer else h
+        o = self.finished(stage, layer, o, h, pruned)
         m = self.product(o, layer["proj.weight"], layer["proj.bias"], "pooled" if pruned else "rows")
         return self.end(stage, x, m, norm)
+
+    def head_norms(self, stage: AttentionStage, layer: Layer) -> HeadNorms | None:
+        """Return the norms of q and k, of which each segment has its task's; q's hold 1/√D."""
+        if stage.qk_norm is None:
+            return None
+        spec = stage.qk_norm.norm
+        names = [f"{side}_norm.{part}" for side in "qk" for part in ("weight", "bias")]
+        own = [stacked(layer[name]) if name in layer else None for name in names]
+        return HeadNorms(spec.kind, spec.eps, *own, self.at["segment_slot"])
+
+    def finished(self, stage: AttentionStage, layer: Layer, o: Tensor, h: Tensor, pruned: bool) -> Tensor:
+        """Return the heads' outputs as the projection reads them: normalised and gated, where the attention does."""
+        if stage.sub_norm is not None:
+            o = normalize_parts(o, stage.sub_norm, stage.branches, self.plan)
+        if "gate.weight" not in layer:
+            return o
+        if "norm.weight" in layer:
+            slot = self.at["segment_slot" if pruned else "row_slot"]
+            o = o * stacked(layer["norm.weight"]).index_select(0, slot)
+            o = o + stacked(layer["norm.bias"]).index_select(0, slot)
+        gate = self.product(h, layer["gate.weight"], layer["gate.bias"], "pooled" if pruned else "rows")
+        return o.mul_(gate.sigmoid_())
 
     def mlp(self, stage: MlpStage, x: Tensor, h: Tensor, norm: NormSpec | None) -> tuple[Tensor, Tensor]:
         """Return x + FFN(h) and its normalised form."""
         if stage.front:
             h = self.broadcast(h, stage.front_scale)
-        u = stage.activated(h[None], stage.w_in, stage.b_in, self.plan)
         if stage.mid:
-            u = self.broadcast(u[0], stage.mid_scale)[None]
-        if norm is not None and norm.kind == "layer" and self.plan.kernels and not stage.end:
-            y, h = close_with_norm(x[None], stage.bias, [(u, stage.w_out)], norm.eps, self.plan)
+            u = stage.activated(h[None], stage.w_in, stage.b_in, self.plan)
+            pairs = [(self.broadcast(u[0], stage.mid_scale)[None], stage.w_out)]
+        else:
+            pairs = list(stage.pairs(h[None], None, self.plan, split=False))
+        if norm is not None and self.plan.kernels and not stage.end:
+            y, h = close_with_norm(x[None], stage.bias, pairs, norm.eps, self.plan, rms=norm.kind == "rms")
             return y[0], h[0]
-        return self.end(stage, x, F.linear(u[0], stage.w_out, stage.bias), norm)
+        return self.end(stage, x, accumulate(None, stage.bias, pairs)[0], norm)
 
     def end(self, stage: Any, x: Tensor, m: Tensor, norm: NormSpec | None) -> tuple[Tensor, Tensor]:
         """Return x + m, with Context Broadcasting where the stage ends with it, and its normalised form."""
@@ -155,18 +189,6 @@ class _Work:
     def broadcast(self, m: Tensor, scale: Tensor | None) -> Tensor:
         """Mix into each row the mean of its segment."""
         return context_broadcast(torch.zeros_like(m), m, scale, self.bounds)
-
-    def head_norms(self, qkv: Tensor, stage: AttentionStage, layer: Layer) -> Tensor:
-        """Normalise q and k over the channels of a head, with each row's own weights, which hold 1/√D."""
-        spec: NormSpec = stage.qk_norm.norm  # type: ignore[union-attr]
-        parts = list(qkv.unflatten(1, (3, stage.num_heads, stage.head_dim)).unbind(1))  # (T, P·H, D) each
-        for i, side in enumerate("qk"):
-            y = normalize(parts[i], spec, self.plan.kernels)
-            y = y * stacked(layer[f"{side}_norm.weight"]).index_select(0, self.at["row_slot"])
-            if f"{side}_norm.bias" in layer:
-                y = y + stacked(layer[f"{side}_norm.bias"]).index_select(0, self.at["row_slot"])
-            parts[i] = y
-        return torch.stack(parts, 1).flatten(1)
 
     def means(self, h: Tensor) -> Tensor:
         """Return the mean of the rows that are pooled of each segment: (S, C)."""

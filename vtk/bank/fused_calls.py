@@ -10,6 +10,7 @@ from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.folded import Folded
 from vtk.bank.forward import fused_forward
 from vtk.bank.layout import Bucket, Layout, Part, lay_out
+from vtk.bank.positions import Positions
 from vtk.bank.task_entry import Entry
 from vtk.bank.task_heads import Ends
 from vtk.fused.ring import PinnedRing
@@ -30,6 +31,7 @@ class FusedCall:
         entries: of the call's tasks that have images, by slot.
         parts: of the same tasks.
         kernels: whether operations of `vtk_kernels` run.
+        positions: of the bank's tasks.
     """
 
     folded: Folded
@@ -38,6 +40,7 @@ class FusedCall:
     entries: Sequence[Entry]
     parts: tuple[Part, ...]
     kernels: bool
+    positions: Positions
 
     @classmethod
     def of(
@@ -49,6 +52,7 @@ class FusedCall:
         counts: Mapping[str, int],
         slots: Mapping[int, int],
         kernels: bool,
+        positions: Positions,
     ) -> "FusedCall":
         """Order the tasks by slot.
 
@@ -60,16 +64,17 @@ class FusedCall:
             counts: their images.
             slots: of each number of attention weights.
             kernels: whether operations of `vtk_kernels` run.
+            positions: of the bank's tasks.
         """
         order = sorted(entries.values(), key=lambda e: slots[e.number])
         sizes = {size: i for i, size in enumerate(sorted({e.card.input.size for e in order}))}
         parts = tuple(
             Part(
                 slots[e.number], counts[e.name], e.tokens, sizes[e.card.input.size],
-                ends.table_at.get(e.name, 0), ends.head_at.get(e.name),
+                ends.table_at.get(e.name, 0), ends.head_at.get(e.name), positions.first_row(e.name),
             ) for e in order
         )  # fmt: skip
-        return cls(folded, norm, ends, order, parts, kernels)
+        return cls(folded, norm, ends, order, parts, kernels, positions)
 
     def run(
         self,
@@ -92,18 +97,19 @@ class FusedCall:
         """
         rows = self.rows(images, device, dtype, None if graphs is None else graphs.ring)
         bucket = Bucket.exact(self.parts)
+        rope = self.positions.rope
         plan = Plan(self.kernels, device_name(rows[0]) if self.kernels else None)
         if graphs is not None and graphs.fits(bucket.up()):
             layout = self.layout(bucket.up(), device)
 
             def compute(rows: Tensor, values: Tensor) -> Tensor:
-                return fused_forward(self.folded, self.ends, layers, layout, layout.views(values), rows, plan)
+                return fused_forward(self.folded, self.ends, layers, layout, layout.views(values), rows, plan, rope)
 
             return self.split(graphs.replay(layout.bucket, generation, rows, layout.values, compute), layout)
         layout = self.layout(bucket, device)
         at = layout.views(layout.values.to(device, non_blocking=True))
         joined = rows[0] if len(rows) == 1 else torch.cat(rows)
-        return self.split(fused_forward(self.folded, self.ends, layers, layout, at, joined, plan), layout)
+        return self.split(fused_forward(self.folded, self.ends, layers, layout, at, joined, plan, rope), layout)
 
     def layout(self, bucket: Bucket, device: torch.device) -> Layout:
         """Return the row layout of the call, padded to ``bucket``."""

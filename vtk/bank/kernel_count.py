@@ -43,13 +43,15 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
     slot_of = dict(zip(numbers, slots, strict=True))
     cuda = torch.device("cuda")
     if state.shared.folded is not None and state.ends is not None:
-        fused = FusedCall.of(state.shared.folded, None, state.ends, entries, images, slot_of, True)
+        fused = FusedCall.of(state.shared.folded, None, state.ends, entries, images, slot_of, True, state.positions)
         fused.layout(Bucket.exact(fused.parts), cuda)  # remembered: there are no fakes among its integers
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         layers = [{key: _fake(stacked(t)) for key, t in part.items()} for part in stacks]
         folded = None if state.shared.folded is None else _fake_module(state.shared.folded)
         shared = dataclasses.replace(state.shared, model=_fake_module(state.shared.model), folded=folded)
         ends = None if state.ends is None else _fake_ends(state.ends)
+        rope, biases = state.positions.rope, {key: _fake(t) for key, t in state.positions.biases.items()}
+        positions = dataclasses.replace(state.positions, rope=None if rope is None else _fake(rope), biases=biases)
         for name, entry in entries.items():
             entries[name] = copy.copy(entry)
             object.__setattr__(entries[name], "end", None if entry.end is None else _fake_module(entry.end))
@@ -59,7 +61,7 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
             for n, count in images.items()
         }  # fmt: skip
         with Counting() as counting:
-            fake = dataclasses.replace(state, shared=shared, entries=entries, ends=ends)
+            fake = dataclasses.replace(state, shared=shared, entries=entries, ends=ends, positions=positions)
             call(fake, batches, slot_of, layers, Place(cuda, bank.dtype, kernels=True))
     return counting.counts
 
@@ -81,4 +83,4 @@ def _fake_ends(ends: Ends) -> Ends:
     }
     heads = tuple(Heads(_fake(h.w), _fake(h.b)) for h in ends.heads)
     table = None if ends.table is None else _fake(ends.table)
-    return Ends(table, ends.table_at, heads, ends.head_at, pieces)
+    return dataclasses.replace(ends, table=table, heads=heads, pieces=pieces)

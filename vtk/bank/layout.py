@@ -33,6 +33,7 @@ class Part:
         size: of an image, as a number: parts of one number are embedded together, in ascending order of it.
         table: first row of its table.
         head: which stack of classifiers, and its place there; None where tasks make their own logits.
+        rope: first row of its rotary table; None for no rotary embedding.
     """
 
     slot: int
@@ -41,6 +42,7 @@ class Part:
     size: int = 0
     table: int = 0
     head: tuple[int, int] | None = None
+    rope: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         With T rows, S segments and G tiles, padded with 0 or the last end:
         ``cu_seqlens`` (S + 1), first row of each segment and the last end; ``first_row`` (S);
         ``pool_bounds`` (2·S + 1), first row and first pooled row of each segment; ``table_row`` (T), row of the tasks'
-        table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T);
+        table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T); ``segment_slot`` (S);
+        ``rope_row`` (T), row of the rotary tables, if there are such;
         ``rows`` (3, G) tile map of the rows by slot, ``pooled`` that of one row a segment, ``head0`` and so on those of
         the pooled rows in the order of classifiers; ``ordered`` (S), pooled rows in that order.
     """
@@ -138,7 +141,10 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         "table_row": _spread(np.repeat(_column(parts, "table"), rows) + local, t),
         "patch_row": _spread(np.repeat(patches - starts, rows) + np.arange(ends[-1]), t),
         "row_slot": _spread(np.repeat(_column(parts, "slot"), rows), t),
+        "segment_slot": _spread(np.repeat(_column(parts, "slot"), images), s),
     }  # fmt: skip
+    if any(p.rope is not None for p in parts):
+        arrays["rope_row"] = _spread(np.repeat([p.rope or 0 for p in parts], rows) + local, t)
     slots = [p.slot for p in parts]
     runs = {"rows": _runs(slots, starts, ends), "pooled": _runs(slots, pooled_ends - images, pooled_ends)}
     arrays["rows"] = tile_map(runs["rows"], TILE, t // TILE + s)

@@ -31,7 +31,7 @@ class Memory:
 
     Attributes:
         device: of the bank.
-        base_bytes: the shared part, independent of the number of tasks.
+        base_bytes: the shared part, and tables that several tasks share, such as those of one image size.
         tasks: by name; tasks that trained no attention share the base's, which counts with the base.
         device_bytes: all weights on the device, including free slots.
         host_bytes: copies for paging, in pinned host memory.
@@ -53,10 +53,10 @@ class Memory:
 
 def count_bytes(state: State, store: Store, device: str, graph_bytes: int) -> Memory:
     """Count the bytes of a bank, in all and by task. Inside of the store's turn."""
-    ends = sum(e.end_bytes for e in state.entries.values())
+    ends = {name: state.own_bytes(name) for name in state.entries}
     shared = None if state.shared is None else state.shared.number
-    own = {n: e.end_bytes + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
+    own = {n: ends[n] + (store.unit if e.number != shared else 0) for n, e in state.entries.items()}
     tasks = {n: TaskMemory(own[n], e.number in store.residency) for n, e in state.entries.items()}
     fixed = state.fixed_bytes()
-    base = fixed - ends + (store.unit if shared is not None and shared in store.residency else 0)
+    base = fixed - sum(ends.values()) + (store.unit if shared is not None and shared in store.residency else 0)
     return Memory(device, base, tasks, fixed + store.device_bytes(), store.host_bytes(), graph_bytes)

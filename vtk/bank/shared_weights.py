@@ -6,24 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import timm.models.vision_transformer as vit
 import torch
 from torch import Tensor, nn
 
+from vtk.bank.architectures import ALONE as _ALONE
+from vtk.bank.architectures import check_architecture, own_keys, without_blocks
 from vtk.bank.folded import Folded
 from vtk.card import BaseRef, Card, Transform
 from vtk.errors import BaseError, DataError, UsageError
-from vtk.models.packed.forward import attention_modules, own_parameters
-from vtk.models.task_parameters import head_names, position_names
+from vtk.models.packed.forward import attention_modules
 from vtk.models.weights.base import tensor_hash
 from vtk.packs.base_files import base_keys
 from vtk.packs.load import Task
 
-_FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
-_PREFIX = ("cls_token", "reg_token", "mask_token")
 NUMBERS = itertools.count(1)
 """Numbers of attention weights, unique in a process."""
-_ALONE = "serve it as a separate model"
 
 
 @dataclass(frozen=True)
@@ -103,14 +100,17 @@ def build(task: Task, device: torch.device, dtype: torch.dtype, folded: Folded |
         UsageError: shared tensors differ from the base's.
     """
     hashes, model = shared_hashes(task), copy.deepcopy(task.model)
-    own, keep = own_keys(model), {}
+    own, keep = own_keys(model) | _attention_buffers(model), {}
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if folded is not None and key.startswith("blocks."):
             continue  # they are in ``folded``
         keep[key] = tensor.detach().to("meta") if key in own else _move(tensor, device, dtype)
     replace_tensors(model, keep)
-    if folded is not None:
-        model.blocks = nn.Sequential()
+    blocks = model.blocks
+    without_blocks(model)
+    if folded is None:
+        model.blocks = blocks
+    else:
         model = model if folded.stem is None or folded.pooling is None else nn.Module()
         folded = folded.to(device, dtype)
     return Shared(model.eval(), task.card, _base(task), hashes, folded)
@@ -124,16 +124,7 @@ def check_structure(task: Task) -> None:
         DataError: NaN or infinity among the pack's tensors.
     """
     model: Any = task.model
-    kind = type(model)
-    if not isinstance(model, vit.VisionTransformer) or type(model.blocks) is not nn.Sequential:
-        raise UsageError(
-            f"{task.path} is a {kind.__name__}; a bank holds timm's VisionTransformer (vit_*, deit_*, deit3_*); "
-            f"{_ALONE}"
-        )
-    for name in _FORWARDS:
-        if getattr(kind, name) is not getattr(vit.VisionTransformer, name):
-            raise UsageError(f"{task.path} is a {kind.__name__}, whose `{name}` is its own; {_ALONE}")
-    attention_modules(model.blocks)
+    check_architecture(model, task.path)
     state = model.state_dict()
     for key in sorted(task.carried):
         if state[key].is_floating_point() and not bool(torch.isfinite(state[key]).all()):
@@ -148,13 +139,6 @@ def check_structure(task: Task) -> None:
         same_shape = source in base.tensors and base.tensors[source].shape == state[key].shape
         if same_shape and tensor_hash(state[key]) != base.hashes.get(source):
             raise _differs(task, key, "the base")
-
-
-def own_keys(model: Any) -> frozenset[str]:
-    """Return the state-dict keys that each task has for itself: attention, classifier, positions, prefix tokens."""
-    attention = {f"{name}.{p}" for name, attn in attention_modules(model.blocks) for p in own_parameters(attn)}
-    pool = {key for key in model.state_dict() if key.startswith("attn_pool.")}
-    return frozenset(attention | pool | {*_PREFIX}) | head_names(model) | position_names(model)
 
 
 def shared_hashes(task: Task) -> dict[str, str]:
@@ -173,6 +157,12 @@ def replace_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                     continue
                 new = tensors[key]
                 group[name] = nn.Parameter(new, False) if group is module._parameters else new  # type: ignore[assignment]
+
+
+def _attention_buffers(model: Any) -> frozenset[str]:
+    """Return the keys of attentions' buffers, which only the module's own forward pass reads."""
+    modules = attention_modules(model.blocks)
+    return frozenset(f"{name}.{key}" for name, attn in modules for key, _ in attn.named_buffers())
 
 
 def _move(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from vtk.bank.folded import Folding, Piece, Weights, n_bytes
+from vtk.bank.positions import Positions
 from vtk.bank.shared_weights import Shared
 from vtk.bank.task_entry import Entry
 from vtk.bank.task_heads import Ends
@@ -24,6 +25,7 @@ class State:
         entries: by name.
         held: attention weights by number, of a `HeldStore`.
         ends: concatenated tables and classifiers, of a folded bank.
+        positions: rotary tables and biases.
         version: unique to each state.
     """
 
@@ -31,12 +33,19 @@ class State:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     held: Mapping[int, Weights] = field(default_factory=dict)
     ends: Ends | None = None
+    positions: Positions = field(default_factory=Positions)
     version: int = field(default_factory=_VERSIONS.__next__)
 
     def fixed_bytes(self) -> int:
         """Return the bytes that are always on the device: the shared part, and the tasks' tables and classifiers."""
-        shared = [] if self.shared is None else self.shared.held()
-        return n_bytes(shared) + sum(e.end_bytes for e in self.entries.values())
+        held = [] if self.shared is None else self.shared.held()
+        ends = [] if self.ends is None else self.ends.tensors()
+        return n_bytes([*held, *ends, *self.positions.tensors()]) + sum(e.end_bytes for e in self.entries.values())
+
+    def own_bytes(self, name: str) -> int:
+        """Return the bytes of what only this task has, without attention's weights."""
+        ends = 0 if self.ends is None else self.ends.own_bytes(name)
+        return self.entries[name].end_bytes + ends + self.positions.own_bytes(name)
 
     def room(self, max_bytes: int | None, unit: int) -> int | None:
         """Return how many tasks' attention weights of ``unit`` bytes fit on the device; None for any number.
@@ -59,11 +68,13 @@ class State:
     ) -> Ends | None:
         """Return the ends of these tasks and of a new one; None if the bank is not folded."""
         pieces: dict[str, Piece] = {}
+        hashes: dict[str, str] = {}
         if self.ends is not None:
             pieces = {n: self.ends.pieces[n] for n in names}
+            hashes = {n: key for n, key in self.ends.table_of.items() if n in names}
         if name is not None and folding is not None:
             pieces[name] = folding.piece
-        return Ends.of(pieces, device) if pieces else None
+        return Ends.of(pieces, device, hashes) if pieces else None
 
 
 def find(state: State, name: str) -> Entry:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from vtk.bank.architectures import without_blocks
 from vtk.bank.folded import Folding, Weights, n_bytes
 from vtk.bank.shared_weights import NUMBERS, Shared, replace_tensors
-from vtk.bank.task_heads import piece_bytes
 from vtk.card import Card
 from vtk.errors import UsageError
-from vtk.models.packed.forward import attention_modules, own_parameters
+from vtk.models.packed.forward import attention_modules, own_parameters, own_weights
 from vtk.packs.load import Task
 
 
@@ -26,9 +26,9 @@ class Entry:
         card: of the pack.
         path: of the pack.
         number: of its attention weights. A reloaded pack has a new one; packs that trained none have the base's.
-        end: timm's model without blocks: stem, tokens, positions, pooling, head. Shared tensors are the bank's. None
-            if both ends are folded and concatenated with the other tasks'.
-        end_bytes: of the tensors that only this task has, without attention.
+        end: timm's model without blocks and their norm: stem, tokens, positions, pooling, head. Shared tensors are the
+            bank's. None if both ends are folded and concatenated with the other tasks'.
+        end_bytes: of the tensors of ``end`` that only this task has.
         tokens: of an image, prefix included.
     """
 
@@ -57,8 +57,7 @@ class Entry:
 
     def embed(self, images: Tensor) -> Tensor:
         """Map images to the tokens (B, N, C) that the first block reads."""
-        x = self.end._pos_embed(self.end.patch_embed(images))
-        tokens: Tensor = self.end.norm_pre(self.end.patch_drop(x))
+        tokens: Tensor = self.end.forward_features(images)  # it has no blocks
         return tokens
 
     def logits(self, x: Tensor) -> Tensor:
@@ -87,21 +86,20 @@ def make_entry(
     modules = attention_modules(model.blocks)
     parts: Weights
     if folding is None:
-        parts = tuple({key: p.detach().to(dtype) for key, p in own_parameters(attn).items()} for _, attn in modules)
+        parts = tuple({key: p.detach().to(dtype) for key, p in own_weights(attn).items()} for _, attn in modules)
     else:
         parts = folding.weights
     trained = any(f"{name}.{key}" in task.carried for name, attn in modules for key in own_parameters(attn))
     number = next(NUMBERS) if trained else shared.number
-    n = 0 if folding is None else piece_bytes(folding.piece)
     if folding is not None and folding.piece.table is not None and folding.piece.w_head is not None:
-        return Entry(name, task.card, task.path, number, None, n, len(folding.piece.table)), parts
-    model.blocks = nn.Sequential()
+        return Entry(name, task.card, task.path, number, None, 0, len(folding.piece.table)), parts
+    without_blocks(model, norm=False)
     common = shared.tensors()
     named = [*model.named_parameters(), *model.named_buffers()]
     own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
     replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
     model.eval()
-    entry = Entry(name, task.card, task.path, number, model, n + n_bytes(list(own.values())), 0)
+    entry = Entry(name, task.card, task.path, number, model, n_bytes(list(own.values())), 0)
     with torch.no_grad():
         blank = torch.zeros(1, task.card.input.in_chans, *task.card.input.size, device=device, dtype=dtype)
         return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1]), parts

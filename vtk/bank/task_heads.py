@@ -1,7 +1,8 @@
 """Concatenates the tasks' position tables and classifiers, so that a few products serve every mix of tasks.
 
 A loop over tasks would launch several kernels for each; with many tasks of one image each that takes longer than the
-blocks. Classifiers of similar sizes are padded to one width and stacked.
+blocks. Classifiers of similar sizes are padded to one width and stacked. Equal tables are held once: without learned
+positions (DINOv3) tasks of one image size have the same.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk.bank.folded import Piece
+from vtk.models.weights.base import tensor_hash
 
 _WIDE = 1024
 """Above it the width is rounded up to a multiple of it, below to a power of two, at least `_NARROW`."""
@@ -36,8 +38,9 @@ class Ends:
     """Position tables and classifiers of all tasks; immutable, replaced as a whole when tasks are added or removed.
 
     Attributes:
-        table: (rows of all tasks, C); None if tasks embed their own images.
+        table: (rows of all tables, C); None if tasks embed their own images.
         table_at: first row of each task.
+        table_of: hash of each task's table.
         heads: by width, ascending.
         head_at: of each task, the index in ``heads`` and the place in that stack.
         pieces: of each task; views of the above.
@@ -45,18 +48,31 @@ class Ends:
 
     table: Tensor | None
     table_at: Mapping[str, int]
+    table_of: Mapping[str, str]
     heads: tuple[Heads, ...]
     head_at: Mapping[str, tuple[int, int]]
     pieces: Mapping[str, Piece]
 
     @classmethod
-    def of(cls, pieces: Mapping[str, Piece], device: torch.device) -> "Ends":
-        """Concatenate the tasks' tables and classifiers on a device."""
-        tables = {n: p.table.to(device) for n, p in pieces.items() if p.table is not None}
-        starts, row = {}, 0
+    def of(cls, pieces: Mapping[str, Piece], device: torch.device, hashes: Mapping[str, str] | None = None) -> "Ends":
+        """Concatenate the tasks' tables and classifiers on a device.
+
+        Args:
+            pieces: of each task.
+            device: of the bank.
+            hashes: of the tables of tasks, where they are known.
+        """
+        known = hashes or {}
+        tables = {n: p.table for n, p in pieces.items() if p.table is not None}
+        table_of = {n: known[n] if n in known else tensor_hash(table) for n, table in tables.items()}
+        firsts: dict[str, int] = {}
+        row, found = 0, []
         for name, table in tables.items():
-            starts[name], row = row, row + len(table)
-        arena = torch.cat(list(tables.values())) if tables else None
+            if table_of[name] not in firsts:
+                firsts[table_of[name]], row = row, row + len(table)
+                found.append(table.to(device))
+        starts = {n: firsts[key] for n, key in table_of.items()}
+        arena = torch.cat(found) if found else None
         widths = {n: padded_classes(len(p.w_head)) for n, p in pieces.items() if p.w_head is not None}
         heads: list[Heads] = []
         head_at: dict[str, tuple[int, int]] = {}
@@ -73,20 +89,21 @@ class Ends:
                 (which, place), classes = head_at[name], len(w)
                 w, b = heads[which].w[place, :classes], heads[which].b[place, :classes]
             views[name] = Piece(rows, w, b)
-        return cls(arena, starts, tuple(heads), head_at, views)
+        return cls(arena, starts, table_of, tuple(heads), head_at, views)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
         return [*([] if self.table is None else [self.table]), *(t for h in self.heads for t in (h.w, h.b))]
 
-
-def piece_bytes(piece: Piece) -> int:
-    """Return the bytes of a task's table and padded classifier."""
-    values = 0 if piece.table is None else piece.table.numel()
-    if piece.w_head is not None:
-        values += padded_classes(len(piece.w_head)) * (piece.w_head.shape[1] + 1)
-    some = piece.table if piece.table is not None else piece.w_head
-    return 0 if some is None else values * some.element_size()
+    def own_bytes(self, name: str) -> int:
+        """Return the bytes of a task's padded classifier, and of its table where no other task has it."""
+        piece, found = self.pieces[name], 0
+        if piece.table is not None and list(self.table_of.values()).count(self.table_of[name]) == 1:
+            found += piece.table.numel() * piece.table.element_size()
+        if piece.w_head is not None:
+            width, channels = padded_classes(len(piece.w_head)), piece.w_head.shape[1]
+            found += width * (channels + 1) * piece.w_head.element_size()
+        return found
 
 
 def padded_classes(classes: int) -> int:

@@ -1,19 +1,22 @@
 """Reads timm's attention modules: queries, keys and values as matrices of their own, whatever form they are kept in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention, AttentionRope
+from timm.layers import Attention, AttentionRope, DiffAttention
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
-from vtk.fused.checks import check_scale, check_silent, is_exactly, is_identity
+from vtk.fused.checks import check_scale, check_silent, head_dim, is_exactly, is_identity
 from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 
 Linear = tuple[Tensor, Tensor]
 """Weight (rows, columns) and bias (rows), zeros where there is none."""
+
+DIFFERENTIAL = "differential attention, which subtracts one softmax from another"
+"""Why that is refused."""
 
 Norm = tuple[NormSpec, Affine]
 
@@ -34,7 +37,7 @@ class AttentionParts:
         gate: (H·D, C), (H·D): the output is multiplied by the sigmoid of it.
         rotate_half: which channels a rotary embedding turns together, None for a module that knows none.
         num_prefix_tokens: that it leaves unrotated.
-        attn_bias: (H, N, N), added to the scores.
+        biases: modules of relative positions, whose sum is added to the scores.
     """
 
     q: Linear
@@ -50,7 +53,7 @@ class AttentionParts:
     gate: Linear | None = None
     rotate_half: bool | None = None
     num_prefix_tokens: int = 0
-    attn_bias: Tensor | None = None
+    biases: Sequence[Any] = ()
 
 
 def read_attention(attn: Any, like: Tensor, where: str) -> AttentionParts:
@@ -69,7 +72,9 @@ def read_attention(attn: Any, like: Tensor, where: str) -> AttentionParts:
             check_scale(attn, where)
             check_silent(attn, where, "attn_drop", "proj_drop")
             return read(attn, like, where)
-    known = ", ".join(kind.__name__ for kind in READERS)
+    if isinstance(attn, DiffAttention):
+        raise refusal(where, attn, DIFFERENTIAL)
+    known = ", ".join(dict.fromkeys(kind.__name__ for kind in READERS))
     raise refusal(where, attn, f"only timm's {known} are known here")
 
 
@@ -79,11 +84,13 @@ def common_parts(attn: Any, like: Tensor, where: str) -> dict[str, Any]:
         "out": read_linear(attn.proj, like, f"{where}.proj"),
         "num_heads": attn.num_heads,
         "num_kv_heads": getattr(attn, "num_kv_heads", attn.num_heads),
-        "head_dim": attn.head_dim,
+        "head_dim": head_dim(attn),
     }
-    found["q_norm"], found["k_norm"] = read_head_norms(attn, like, where)
-    found["sub_norm"] = None if is_identity(attn.norm) else read_norm(attn.norm, like, f"{where}.norm")
-    if attn.gate is not None:
+    if hasattr(attn, "q_norm"):  # BEiT's has none
+        found["q_norm"], found["k_norm"] = read_head_norms(attn, like, where)
+    norm = getattr(attn, "norm", None)
+    found["sub_norm"] = None if norm is None or is_identity(norm) else read_norm(norm, like, f"{where}.norm")
+    if getattr(attn, "gate", None) is not None:
         found["gate"] = read_linear(attn.gate, like, f"{where}.gate")
     return found
 
@@ -104,31 +111,28 @@ def read_head_norms(module: Any, like: Tensor, where: str) -> tuple[Norm | None,
     return q, k
 
 
-def split_packed(weight: Tensor, bias: Tensor) -> list[Linear]:
-    """Return q, k and v of a packed matrix (3·H·D, C) and its bias."""
-    return list(zip(weight.chunk(3), bias.chunk(3), strict=True))
+def packed_parts(attn: Any, like: Tensor, where: str) -> dict[str, Any]:
+    """Return q, k and v of a packed matrix ``qkv`` (3·H·D, C); EVA and BEiT have their biases beside it."""
+    weight, bias = read_linear(attn.qkv, like, f"{where}.qkv")
+    own = [getattr(attn, name, None) for name in ("q_bias", "k_bias", "v_bias")]
+    if own[0] is not None:
+        bias = bias + torch.cat([part.detach().to(like.dtype) for part in own if part is not None])
+    return dict(zip("qkv", zip(weight.chunk(3), bias.chunk(3), strict=True), strict=True))
 
 
 def _read_plain(attn: Any, like: Tensor, where: str) -> AttentionParts:
-    q, k, v = split_packed(*read_linear(attn.qkv, like, f"{where}.qkv"))
-    return AttentionParts(q=q, k=k, v=v, **common_parts(attn, like, where))
+    return AttentionParts(**packed_parts(attn, like, where), **common_parts(attn, like, where))
 
 
 def _read_rotated(attn: Any, like: Tensor, where: str) -> AttentionParts:
     """Read a module with a rotary embedding, its matrices packed or not, its biases (EVA) beside the matrix."""
     if attn.qkv is None:
-        names = ("q_proj", "k_proj", "v_proj")
-        q, k, v = (read_linear(getattr(attn, name), like, f"{where}.{name}") for name in names)
+        names = {"q": "q_proj", "k": "k_proj", "v": "v_proj"}
+        packed: Any = {key: read_linear(getattr(attn, name), like, f"{where}.{name}") for key, name in names.items()}
     else:
-        weight, bias = read_linear(attn.qkv, like, f"{where}.qkv")
-        own = [getattr(attn, name, None) for name in ("q_bias", "k_bias", "v_bias")]
-        if own[0] is not None:
-            bias = bias + torch.cat([part.detach().to(like.dtype) for part in own if part is not None])
-        q, k, v = split_packed(weight, bias)
+        packed = packed_parts(attn, like, where)
     return AttentionParts(
-        q=q,
-        k=k,
-        v=v,
+        **packed,
         **common_parts(attn, like, where),
         rotate_half=bool(getattr(attn, "rotate_half", False)),
         num_prefix_tokens=attn.num_prefix_tokens,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vtk.fused.few_queries import few_queries
 from vtk.fused.norms import Affine, NormSpec, normalize_parts
 from vtk.fused.onednn_prepack import ALL, Rows, keeps_copies, wide_linear
+from vtk.fused.relative_bias import RelativeBias
 from vtk.fused.rotary import rotate, rotate_packed_, turns_of
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
@@ -57,7 +58,7 @@ class AttentionStage(Stage):
         sub_norm: of each branch's output, before the gate and the projection.
         sub_weight, sub_bias: (P·A), its affine part, where a gate stands between it and the projection.
         w_gate, b_gate: (P·A, C), (P·A), None for no gate; the output is multiplied by the sigmoid of it.
-        attn_bias: (P·H, N, N), added to the scores, None for none.
+        attn_bias: of relative positions, added to the scores, None for none.
     """
 
     w_qkv: Tensor | None
@@ -73,7 +74,6 @@ class AttentionStage(Stage):
     sub_bias: Tensor | None
     w_gate: Tensor | None
     b_gate: Tensor | None
-    attn_bias: Tensor | None
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class AttentionStage(Stage):
         sub_norm: NormSpec | None = None,
         sub_affine: Affine | None = None,
         gate: tuple[Tensor, Tensor] | None = None,
-        attn_bias: Tensor | None = None,
+        attn_bias: RelativeBias | None = None,
         **common: Any,
     ) -> None:
         super().__init__(**common)
@@ -101,7 +101,7 @@ class AttentionStage(Stage):
         self.sub_norm = sub_norm
         self.sub_weight, self.sub_bias = (None, None) if sub_affine is None else map(frozen, _pair(sub_affine))
         self.w_gate, self.b_gate = (None, None) if gate is None else map(frozen, gate)
-        self.attn_bias = frozen(attn_bias)
+        self.attn_bias = attn_bias
         self.divisor: float | None = None
         self._turns: tuple[Tensor, int, int, Tensor] | None = None  # a table, its version, tokens, and `turns_of` it
 
@@ -168,7 +168,7 @@ class AttentionStage(Stage):
             )
         return packed_attention(
             qkv, self.num_heads, num_queries=queries, num_kv_heads=self.num_kv_heads, rope=rope,
-            rotate_half=self.rotate_half, qk_norm=norm, attn_bias=self.attn_bias,
+            rotate_half=self.rotate_half, qk_norm=norm, attn_bias=None if self.attn_bias is None else self.attn_bias(),
         )  # fmt: skip
 
     def _turned(self, h: Tensor, queries: int | None, rope: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class AttentionStage(Stage):
         if self.divisor is not None:
             scores = scores / self.divisor
         if self.attn_bias is not None:
-            scores = scores + self.attn_bias[:, : scores.shape[2]]
+            scores = scores + self.attn_bias()[:, : scores.shape[2], : scores.shape[3]]
         o = torch.matmul(torch.softmax(scores, -1), v)  # (B, H, N', D)
         return o.transpose(1, 2).flatten(2)
 
@@ -244,9 +244,9 @@ class AttentionStage(Stage):
     ) -> Tensor:  # fmt: skip
         """Attention of q (B, N', H, D) over k and v (B, N, K, D): (B, N', H·D)."""
         q, k, v = (t.transpose(1, 2) for t in self._prepared(q[:, :queries], k, v, rope, branch))
-        bias = self.attn_bias
-        if bias is not None:
-            bias = (bias if branch is None else bias.chunk(self.branches)[branch])[:, : q.shape[2]]
+        bias = None
+        if self.attn_bias is not None:  # with an axis for images: by three axes a CPU takes torch's slow way
+            bias = self.attn_bias()[None, :, : q.shape[2], : k.shape[2]]
         return F.scaled_dot_product_attention(q, k, v, bias, scale=1.0).transpose(1, 2).flatten(2)
 
     def _finished(

@@ -53,7 +53,7 @@ def fuse(
             stages += reader.stages(model, i, like)
         head, rotary = reader.head(model, like), reader.rotary(model, like)
         last = stages[before:]
-        prunes = head.first_token_only and not any(stage.end or stage.front or _mid(stage) for stage in last)
+        prunes = head.queries is not None and not any(stage.end or stage.front or _mid(stage) for stage in last)
         embedding = reader.embedding(model, like)
         fused = FusedViT(embedding, stages, head, pruned=before if prunes else -1, rotary=rotary)
         fused.to(target)

@@ -54,8 +54,14 @@ def check_order(module: nn.Module, where: str, names: Sequence[str]) -> None:
 
 def check_scale(module: Any, where: str) -> None:
     """Refuse a softmax scale of its own; timm reads it only where `fused_attn` is off, and takes 1/√D elsewhere."""
-    if not module.fused_attn and module.scale != module.head_dim**-0.5:
-        raise refusal(where, module, f"its `scale` is {module.scale}, and only 1/√{module.head_dim} is known")
+    if not module.fused_attn and module.scale != head_dim(module) ** -0.5:
+        raise refusal(where, module, f"its `scale` is {module.scale}, and only 1/√{head_dim(module)} is known")
+
+
+def head_dim(attn: Any) -> int:
+    """Return the channels of a head, which BEiT's attention does not keep."""
+    own: int | None = getattr(attn, "head_dim", None)
+    return int(attn.qkv.out_features // 3 // attn.num_heads) if own is None else own
 
 
 def shared_activation(acts: Sequence[Any], wheres: Sequence[str]) -> nn.Module:

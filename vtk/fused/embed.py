@@ -21,8 +21,10 @@ from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
 from vtk_kernels.patchify_counters import patchify_counters
 
-_LINEAR = ("", "token", "avg")
+_LINEAR = ("", "token", "tokens", "avg")
 """Poolings that a factor and a bias of each channel pass through."""
+
+_HEADS = ("head", "head_dist")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class TokenParts:
         own: how many rows of ``pos_embed`` are the prefix tokens'.
         dynamic: whether ``pos_embed`` is resampled to the grid of the images.
         norm_pre: before the first block, or the identity.
+        resampler: a module that gives the patches' positions (1, N, C) for a grid, in place of ``pos_embed``; for a
+            ``dynamic`` model that resamples them in a way of its own.
     """
 
     stem: Any
@@ -44,6 +48,7 @@ class TokenParts:
     own: int
     dynamic: bool
     norm_pre: Any
+    resampler: Any = None
 
 
 class Embedding(nn.Module):
@@ -52,13 +57,15 @@ class Embedding(nn.Module):
     Attributes:
         stem: of the model, on the CPU and for exporters run as it is.
         prefix: (1, prefix, C), class and register tokens with their positions.
-        pos_embed: (1, N, C), of the patches; None for a dynamic model, which has its table in ``full``.
+        pos_embed: (1, N, C), of the patches; None for a dynamic model, which has its table in ``full``, or what makes
+            it in ``resampler`` and the one of its own size in ``resampled``.
         table: (1, prefix + N, C), all that the CUDA plan adds to the product of patches at the model's own size, None
             for stems that are not one. It and ``padded`` follow from the parameters: they are in no state dict and made
             anew when one loads. Those of other sizes are made at their first call.
         padded: (C, width), the stem's weight with zero columns, None where it needs none and a view of it does.
     """
 
+    resampled: Tensor | None
     table: Tensor | None
     padded: Tensor | None
 
@@ -81,6 +88,8 @@ class Embedding(nn.Module):
             # its output is the residual stream itself, so that there is no matrix to take the affine part
             self.pre, affine = read_norm(parts.norm_pre, like, "norm_pre")
             self.pre_weight, self.pre_bias = frozen(affine.weight), frozen(affine.bias)
+        self.resampler = None if parts.resampler is None else parts.resampler.to(like.dtype)
+        self.register_buffer("resampled", None, persistent=False)
         self.register_buffer("table", None, persistent=False)
         self.register_buffer("padded", None, persistent=False)
         self.by_patches = takes_patches(self.stem) and (self.dynamic or self.stem.strict_img_size)
@@ -91,6 +100,8 @@ class Embedding(nn.Module):
     def _derive(self) -> None:
         self.positions.clear()
         self.tables.clear()
+        if self.resampler is not None:
+            self.resampled = self.resampler(self.grid).detach()
         if self.by_patches:
             self.table = self._table(self.grid)
             self.padded = padded_matrix(self.stem)
@@ -124,13 +135,15 @@ class Embedding(nn.Module):
 
     def _state(self) -> Stamps:
         conv = getattr(self.stem, "proj", None)
-        return stamps(self.full, self.prefix, getattr(conv, "bias", None))
+        return stamps(self.full, self.resampler, self.prefix, getattr(conv, "bias", None))
 
     def _table(self, grid: Grid) -> Tensor:
         return token_table(self.stem, self.prefix, self._positions(grid), grid)
 
     def _positions(self, grid: Grid) -> Tensor | None:
         """Return the positions of the patches, (1, N, C), None for none: resampled as timm does where they must be."""
+        if (make := self.resampler) is not None:
+            return self.resampled if grid == self.grid else self.positions.get(grid, stamps(make), lambda: make(grid))
         if self.full is None:
             return self.pos_embed
         if grid == self.grid:
@@ -174,7 +187,7 @@ class Embedding(nn.Module):
 
     def _tokens(self, x: Tensor) -> Tensor:
         """Add to the stem's output what does not depend on the image."""
-        positions = self.pos_embed if self.full is None else self._positions((int(x.shape[1]), int(x.shape[2])))
+        positions = self._positions((int(x.shape[1]), int(x.shape[2]))) if self.dynamic else self.pos_embed
         if x.ndim == 4:
             x = x.flatten(1, 2)
         if positions is not None:
@@ -202,12 +215,12 @@ class HeadParts:
 
     Attributes:
         norm: behind the last block, or the identity.
-        pool: timm's name of the pooling.
+        pool: timm's name of the pooling; or "tokens" for the mean of as many heads, each of one of the first tokens.
         prefix: tokens of an image before its patches.
         include_prefix: whether the pooling reads them.
         attn_pool: a module that pools by attention, in place of ``pool``; None for none.
         fc_norm: behind the pooling, or the identity.
-        head: the classifier, or the identity.
+        head: the classifier, or the identity; for "tokens" several.
     """
 
     norm: Any
@@ -224,7 +237,8 @@ class Head(nn.Module):
 
     Attributes:
         norm: how the last block's output is normalised, None for not at all.
-        first_token_only: whether only the class token is read.
+        queries: how many of the first tokens are read, None for all.
+        w_head, b_head: (classes, C), (classes), of "tokens" (classes, n·C); None for no classifier.
     """
 
     def __init__(self, parts: HeadParts, like: Tensor) -> None:
@@ -234,13 +248,13 @@ class Head(nn.Module):
         self.attn_pool = None
         if parts.attn_pool is not None:
             self.attn_pool = copied(parts.attn_pool).to(like.dtype)
-        elif self.pool not in ("", "token", "avg", "avgmax", "max"):
+        elif self.pool not in (*_LINEAR, "avgmax", "max"):
             raise UsageError(
                 f"cannot fuse `global_pool`: pooling `{self.pool}` is not known; use the back-end eager or compile"
             )
-        self.first_token_only = self.attn_pool is None and self.pool == "token"
-        head = parts.head
-        linear = None if is_identity(head) else read_linear(head, like, "head")
+        heads = {"head": parts.head} if self.pool != "tokens" else dict(zip(_HEADS, parts.head, strict=True))
+        self.queries = len(heads) if self.attn_pool is None and self.pool in ("token", "tokens") else None
+        linears = [read_linear(head, like, name) for name, head in heads.items() if not is_identity(head)]
 
         self.norm: NormSpec | None = None
         self.fc_norm: NormSpec | None = None
@@ -248,7 +262,7 @@ class Head(nn.Module):
         affine = None
         if not is_identity(parts.norm):
             self.norm, affine = read_norm(parts.norm, like, "norm")
-        passes = self.attn_pool is None and self.pool in _LINEAR and linear is not None
+        passes = self.attn_pool is None and self.pool in _LINEAR and bool(linears)
         passes = passes and is_identity(parts.fc_norm)  # its statistics are of what stands before it
         if affine is not None and not passes:
             self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
@@ -256,14 +270,16 @@ class Head(nn.Module):
         self.fc_weight, self.fc_bias = None, None
         if not is_identity(parts.fc_norm):
             self.fc_norm, fc_affine = read_norm(parts.fc_norm, like, "fc_norm")
-            if linear is None:
+            if not linears:
                 self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
             else:
                 affine = fc_affine
         self.w_head, self.b_head = None, None
-        if linear is not None:
-            w, b = fold_input(*linear, affine) if affine is not None and self.fc_weight is None else linear
-            self.w_head, self.b_head = frozen(w), frozen(b)
+        if linears:
+            if affine is not None:
+                linears = [fold_input(*linear, affine) for linear in linears]
+            self.w_head = frozen(torch.cat([w for w, _ in linears], 1) / len(linears))
+            self.b_head = frozen(torch.stack([b for _, b in linears]).mean(0))
 
     def forward(self, h: Tensor, kernels: bool) -> Tensor:
         """Map normalised tokens (B, N, C) to logits (B, classes)."""
@@ -282,6 +298,9 @@ class Head(nn.Module):
     def _pool(self, h: Tensor) -> Tensor:
         if self.pool == "token" and self.attn_pool is None:
             return h[:, 0]
+        if self.pool == "tokens":  # the mean over heads is in their matrix
+            first = h[:, : self.queries]
+            return first.mean(1) if self.w_head is None else first.flatten(1)
         if self.pool == "":
             return h
         h = h if self.include_prefix or self.prefix == 0 else h[:, self.prefix :]

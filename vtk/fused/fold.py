@@ -24,6 +24,7 @@ from vtk.fused.glu_stage import GluStage
 from vtk.fused.mlp_parts import read_mlp
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import Affine, NormSpec, read_norm, refusal
+from vtk.fused.relative_bias import read_bias
 from vtk.fused.stages import Context
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 
@@ -63,8 +64,9 @@ class Branch:
 
 
 def fold_attention(
-    branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None, *, rotary: int | None = None
-) -> AttentionStage:
+    branches: Sequence[Branch], like: Tensor, end: ContextBroadcast | None = None, *, rotary: int | None = None,
+    shared_bias: Any = None,
+) -> AttentionStage:  # fmt: skip
     """Fold and merge attentions that read the same tokens.
 
     Args:
@@ -72,6 +74,7 @@ def fold_attention(
         like: device and dtype of the arithmetic.
         end: Context Broadcasting of their sum, of a parallel block.
         rotary: which of the model's rotary tables turns q and k; None for none.
+        shared_bias: the model's module of relative positions, added to the attention's own; None for none.
 
     Raises:
         UsageError: a part that this version does not know.
@@ -99,7 +102,9 @@ def fold_attention(
         factor = first.head_dim**-0.5
         rows["q"] = [(w * factor, b * factor) for w, b in rows["q"]]
     w_qkv, b_qkv = _stacked(rows["q"] + rows["k"] + rows["v"])
-    biases = [part.attn_bias for part in parts if part.attn_bias is not None]
+    biases = [*first.biases, *([] if shared_bias is None else [shared_bias])]
+    if biases and len(branches) > 1:
+        raise refusal(branches[0].name(), branches[0].body, "parallel branches with a bias of the scores are not known")
     sub_norm, sub_affine = _sub_norm(branches, [part.sub_norm for part in parts])
     if first.rotate_half is None and rotary is not None:
         raise refusal(branches[0].name(), branches[0].body, "it knows no rotary embedding")
@@ -109,7 +114,7 @@ def fold_attention(
         num_heads=len(branches) * first.num_heads, num_kv_heads=len(branches) * first.num_kv_heads,
         head_dim=first.head_dim, qk_norm=qk_norm, sub_norm=sub_norm,
         sub_affine=sub_affine if rows["gate"] else None, gate=_stacked(rows["gate"]) if rows["gate"] else None,
-        rotary=rotary, rotate_half=bool(first.rotate_half), attn_bias=torch.cat(biases) if biases else None,
+        rotary=rotary, rotate_half=bool(first.rotate_half), attn_bias=read_bias(biases, like, branches[0].name()),
     )  # fmt: skip
 
 
@@ -244,7 +249,7 @@ def _stacked(layers: Sequence[Linear]) -> Linear:
 
 
 def _heads(part: AttentionParts) -> tuple[object, ...]:
-    return part.num_heads, part.num_kv_heads, part.head_dim, part.rotate_half, part.gate is None, part.attn_bias is None
+    return part.num_heads, part.num_kv_heads, part.head_dim, part.rotate_half, part.gate is None, not part.biases
 
 
 def _qk_norm(branches: Sequence[Branch], parts: Sequence[AttentionParts]) -> QkNorm | None:

@@ -62,7 +62,7 @@ class Fp8ViT(FusedViT):
         stage: Any = self.stages[i]
         reader: Any = self.stages[i + 1] if i + 1 < len(self.stages) else None
         norm = self.head.norm if reader is None else reader.stage.norm
-        queries = 1 if prune and i == self.pruned else None
+        queries = self.head.queries if prune and i == self.pruned else None
         x = x[:, :queries]
         y: Tensor = stage(h, queries)
         if stage.stage.end:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vtk.bank import TaskBank
 from vtk.card import Card, Transform
 from vtk.models.create import build_model
+from vtk.models.weights.files import SIZE
 from vtk.packs import Task, load_task, save_task
 from vtk_kernels.support import interpreting
 
@@ -42,14 +43,18 @@ def _load_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Lab:
     """A base, and packs made from it."""
 
-    def __init__(self, root: Path, kwargs: Mapping[str, Any], transforms: tuple[Transform, ...]) -> None:
-        self.root, self.kwargs, self.transforms = root, dict(kwargs), transforms
+    def __init__(
+        self, root: Path, kwargs: Mapping[str, Any], transforms: tuple[Transform, ...], model: str = NAME
+    ) -> None:
+        self.root, self.kwargs, self.transforms, self.model = root, dict(kwargs), transforms, model
         self.weights = self.base()
 
     def base(self, seed: int = 1, change: str | None = None) -> Path:
         """Write base weights; ``change`` names a tensor to be different."""
         torch.manual_seed(seed)
-        state = timm.create_model(NAME, img_size=32, **self.kwargs).state_dict()
+        state = timm.create_model(
+            self.model, **({} if "naflex" in self.model else {"img_size": 32}), **self.kwargs
+        ).state_dict()
         generator = torch.Generator().manual_seed(seed)
         for key, value in state.items():
             if value.is_floating_point():
@@ -57,7 +62,7 @@ class Lab:
         if change is not None:
             state[change] = state[change] + 1
         path = self.root / f"base{seed}{change or ''}.safetensors"
-        save_file(state, path)
+        save_file(state, path, {} if self.model == NAME else {SIZE: "32x32"})
         return path
 
     def pack(
@@ -77,15 +82,16 @@ class Lab:
     ) -> Path:
         """Write a pack: the tensors of its policy moved, and what ``change`` says on top."""
         created = build_model(
-            NAME, num_classes=classes, img_size=size, weights=weights or self.weights,
+            self.model, num_classes=classes, img_size=size, weights=weights or self.weights,
             kwargs=self.kwargs, transforms=self.transforms if transforms is None else transforms, seed=seed + 7,
             **options,
         )  # fmt: skip
         generator = torch.Generator().manual_seed(seed)
         state = {k: v.clone() for k, v in created.model.state_dict().items()}
-        mine = {k for k in state if k.startswith("head.") or k == "pos_embed"}
+        mine = {k for k in state if k.startswith(("head.", "head_dist.")) or "pos_embed" in k}
         if train == "attn":
-            mine |= {k for k in state if (".attn." in k and not k.endswith("cb.scale")) or k.startswith("attn_pool.")}
+            also = ("attn_pool.", "rope.", "rel_pos_bias.", "shared_rel_pos.")
+            mine |= {k for k in state if (".attn." in k and not k.endswith("cb.scale")) or k.startswith(also)}
         elif train == "full":
             mine = set(state)
         for key in sorted(mine):
@@ -116,10 +122,10 @@ MakeLab = Callable[..., Lab]
 
 @pytest.fixture(scope="session")
 def make_lab(tmp_path_factory: pytest.TempPathFactory) -> MakeLab:
-    """Return a factory of labs: timm's arguments, and transforms."""
+    """Return a factory of labs: timm's arguments, transforms, and the model they are of."""
 
-    def make(transforms: tuple[Transform, ...] = (), **kwargs: Any) -> Lab:
-        return Lab(tmp_path_factory.mktemp("lab"), {**KWARGS, **kwargs}, transforms)
+    def make(transforms: tuple[Transform, ...] = (), model: str = NAME, **kwargs: Any) -> Lab:
+        return Lab(tmp_path_factory.mktemp("lab"), {**KWARGS, **kwargs}, transforms, model)
 
     return make
 

@@ -38,11 +38,35 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
     assert launches(more, {"0": 1, "1": 2, "2": 5}).total() == found[True].total() - 2  # no cat of logits either
 
 
+def test_kernels_of_tasks_with_rotary_embedding_and_swiglu(make_lab: Any) -> None:
+    found = {}
+    for model, kwargs in (("vit_small_patch16_dinov3", {}), ("eva02_base_patch14_224", {}),
+                          ("vit_base_patch16_sapiens2", {"num_kv_heads": (2, 1)})):  # fmt: skip
+        lab = make_lab(model=model, **kwargs)
+        packs = {name: lab.pack(name, size=size, seed=i) for i, (name, size) in enumerate((("a", 32), ("b", (32, 48))))}
+        found[model] = launches(lab.bank(packs, dtype=torch.bfloat16, kernels=True), {"a": 2, "b": 1})
+    ends = {"patchify": 2, "_to_copy": 2, "cat": 1, "mm": 1, "index_select": 3, "context_broadcast": 1}
+    block = {"grouped_linear": 2 * 2 + 1, "rotary_attention": 2, "addmm": 2}
+    assert found["vit_small_patch16_dinov3"] == {**ends, **block, "add_norm": 1 + 2 * 2, "linear_gelu": 2}
+    # the norm of the mean has a kernel, and so has the sub-norm of each block
+    assert found["eva02_base_patch14_224"] == {
+        **ends, **block, "add_norm": 1 + 2 * 2 - 1, "add_": 1, "linear_swiglu": 2, "norm": 1 + 2,
+    }  # fmt: skip
+    assert found["vit_base_patch16_sapiens2"] == {  # class token: only its row of the last block is computed
+        **{k: v for k, v in ends.items() if k != "context_broadcast"}, **block, "_to_copy": 1, "index_select": 4,
+        "add_norm": 1 + 2 * 2, "linear_swiglu": 2,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("transforms", "kwargs"),
     [((Transform("parallelize", {"branches": 2}),), {"qk_norm": True, "init_values": 0.5}),
-     ((Transform("add_context_broadcast", {"scale": True}),), {"global_pool": "avg", "depth": 1})],
-    ids=["parallel, qk-norm", "CB_S, mean"],
+     ((Transform("add_context_broadcast", {"scale": True}),), {"global_pool": "avg", "depth": 1}),
+     ((), {"model": "vit_small_patch16_dinov3", "depth": 1}),
+     ((), {"model": "eva02_base_patch14_224", "depth": 1, "scale_attn_inner": True}),
+     ((), {"model": "vit_small_patch16_rope_mixed_224", "depth": 2}),
+     ((), {"model": "vit_base_patch16_sapiens2", "num_heads": 2, "embed_dim": 32, "num_kv_heads": (1, 2)})],
+    ids=["parallel, qk-norm", "CB_S, mean", "DINOv3", "EVA-02", "RoPE-mixed", "Sapiens2"],
 )  # fmt: skip
 def test_the_kernels_themselves_with_padding(
     make_lab: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, transforms: Any, kwargs: Any
@@ -57,7 +81,7 @@ def test_the_kernels_themselves_with_padding(
         monkeypatch.setattr(fused, name, partial(getattr(fused, name), use_triton=True))
 
     def normalized(x: Any, spec: NormSpec, kernels: bool) -> Any:
-        return norm(x, spec.eps, use_triton=True)[0]
+        return norm(x, spec.eps, rms=spec.kind == "rms", use_triton=True)[0]
 
     monkeypatch.setattr(fused, "normalize", normalized)
     monkeypatch.setattr(fused_calls, "patchify", partial(fused_calls.patchify, use_triton=True))
@@ -70,13 +94,13 @@ def test_the_kernels_themselves_with_padding(
 
 
 def test_a_model_that_cannot_be_folded(make_lab: Any, tools: Any) -> None:
-    lab = make_lab(scale_mlp_norm=True)
+    lab = make_lab(model="vit_relpos_small_patch16_224")
     pack = lab.pack("a")
-    with pytest.raises(UsageError, match=r"cannot fuse .* in a bank.*mlp_norm.*; create the bank with fused=False$"):
+    with pytest.raises(UsageError, match=r"cannot fold `blocks.0.attn`: each .*; create the bank with fused=False$"):
         lab.bank({"a": pack}, fused=True)
     bank = lab.bank({})
     bank._graphs = BucketGraphs()  # as on CUDA
-    with pytest.raises(UsageError, match="cannot fuse"):  # nor may graphs, which were asked for, be left out silently
+    with pytest.raises(UsageError, match="cannot fold"):  # nor may graphs, which were asked for, be left out silently
         bank.add("a", pack)
     bank._graphs = None
     bank.add("a", pack)

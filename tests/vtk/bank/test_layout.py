@@ -17,6 +17,7 @@ PARTS = st.lists(
 )
 TOKENS = (5, 3, 9)
 """Tokens of an image by size."""
+COUNTED = ("table_row", "patch_row", "row_slot", "rope_row", "first_row", "segment_slot", "pool_bounds")
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.sampled_from([16, 128]))
@@ -31,7 +32,7 @@ def test_the_tile_map_is_the_one_made_on_the_device(lengths: list[int], block: i
 @given(PARTS, st.integers(0, 40), st.integers(0, 3), st.integers(0, 2))
 def test_every_row_finds_its_own(found: list[tuple[int, ...]], rows: int, segments: int, skip: int) -> None:
     parts = tuple(
-        Part(slot, images, TOKENS[size], size, 100 * i, (head, i))
+        Part(slot, images, TOKENS[size], size, 100 * i, (head, i), 1000 * size)
         for i, (slot, images, size, head) in enumerate(sorted(found))
     )
     exact = Bucket.exact(parts)
@@ -40,14 +41,16 @@ def test_every_row_finds_its_own(found: list[tuple[int, ...]], rows: int, segmen
     images = [(part, k) for part in parts for k in range(part.images)]
     by_size = sorted(range(len(images)), key=lambda i: (images[i][0].size, i))
     patches = dict(zip(by_size, itertools.accumulate((images[i][0].tokens for i in by_size), initial=0), strict=False))
-    row, want = 0, {k: list[int]() for k in ("table_row", "patch_row", "row_slot", "first_row", "pool_bounds")}
+    row, want = 0, {k: list[int]() for k in COUNTED}
     for i, (part, _) in enumerate(images):
         want["first_row"].append(row)
+        want["segment_slot"].append(part.slot)
         want["pool_bounds"] += [row, row + min(skip, part.tokens)]
         for token in range(part.tokens):
             want["table_row"].append(part.table + token)
             want["patch_row"].append(patches[i] + token)
             want["row_slot"].append(part.slot)
+            want["rope_row"].append((part.rope or 0) + token)
         row += part.tokens
     for name, values in want.items():
         assert at[name][: len(values)] == values

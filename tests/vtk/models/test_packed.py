@@ -133,6 +133,32 @@ def test_unknown_blocks_are_refused_by_name(build: Build) -> None:
     blocks[1] = ParallelScalingBlock(DIM, 2)
     with pytest.raises(UsageError, match=r"`blocks\.1` is a ParallelScalingBlock: .*separately"):
         attention_modules(blocks)
-    blocks = build(scale_attn_norm=True)[0]
-    with pytest.raises(UsageError, match=r"`blocks\.0\.attn` is a Attention: .*inner norm"):
-        attention_modules(blocks)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "norms behind attention and FFN": (
+        "eva_giant_patch14_224",
+        {"use_post_norm": True},
+        "`blocks\\.0` is a EvaBlockPostNorm: its norms",
+    ),
+    "residual post-norm": (
+        "vit_relpos_small_patch16_rpn_224",
+        {},
+        "`blocks\\.0` is a ResPostRelPosBlock: its norms come after",
+    ),
+    "differential attention": (
+        "vit_tiny_patch16_224",
+        {"attn_layer": "diff"},
+        "`blocks\\.0\\.attn` is a DiffAttention: differential attention; only timm's",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_blocks_and_attentions_are_refused_in_one_line(case: str) -> None:
+    name, kwargs, message = REFUSED[case]
+    with torch.device("meta"):
+        model = timm.create_model(name, depth=1, **kwargs)
+    with pytest.raises(UsageError, match=f"{message}.*; serve this model separately") as caught:
+        attention_modules(model.blocks)
+    assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.frozen_ffn.estimate import footprints
 from vtk.training.frozen_ffn.fold import folded
 from vtk.training.frozen_ffn.norm import add_normalise
+from vtk.training.frozen_ffn.parts import NormForm
 
 
 class Count(TorchDispatchMode):
@@ -37,11 +38,11 @@ def test_addition_and_norm_and_their_gradient(tiny):
         h = F.layer_norm(y, (32,), eps=1e-6)
         expected = torch.autograd.grad([y, h], theirs, [gy, gh])
         ours = x.to(dtype).requires_grad_(), r.to(dtype).requires_grad_()
-        found = add_normalise(*ours, 1e-6)
+        found = add_normalise(*ours, NormForm(1e-6, False))
         back = torch.autograd.grad(found, ours, [gy.to(dtype), gh.to(dtype)])
         for a, b in zip((*found, *back), (y, h, *expected), strict=True):
             assert a.dtype == dtype and float((a.detach().double() - b.detach()).norm() / b.detach().norm()) <= limit
-        only = torch.autograd.grad(add_normalise(*ours, 1e-6)[1], ours[0], gh.to(dtype))[0]
+        only = torch.autograd.grad(add_normalise(*ours, NormForm(1e-6, False))[1], ours[0], gh.to(dtype))[0]
         alone = torch.autograd.grad(F.layer_norm(theirs[0] + theirs[1], (32,), eps=1e-6), theirs[0], gh)[0]
         assert float((only.double() - alone).norm() / alone.norm()) <= limit
 
@@ -109,9 +110,9 @@ def test_what_is_folded_is_rounded_once_and_is_no_tensor_of_the_model(tiny):
     apply_memory_mode(model, "recompute")
     block = model.blocks[0]
     model(torch.randn(2, 3, 48, 48)).float().sum().backward()
-    weight, bias = folded(block.norm2, block.mlp.fc1, torch.bfloat16)
-    again = folded(block.norm2, block.mlp.fc1, torch.bfloat16)
-    assert weight is again[0] and bias is again[1]
+    (weight,), bias = folded(block.norm2, (block.mlp.fc1,), torch.bfloat16)
+    again = folded(block.norm2, (block.mlp.fc1,), torch.bfloat16)
+    assert weight is again[0][0] and bias is again[1]
     fc1, norm = block.mlp.fc1, block.norm2
     exact = fc1.weight.double() * norm.weight.double(), fc1.bias.double() + fc1.weight.double() @ norm.bias.double()
     for found, wanted in zip((weight, bias), exact, strict=True):

@@ -15,7 +15,7 @@ from vtk.models import parallel_models as parallel
 from vtk.models.inputs import check_size, model_error
 from vtk.models.meta_model import shapes_only
 from vtk.models.task_parameters import grid_of, head_names, position_names
-from vtk.models.weights import deit
+from vtk.models.weights import deit, dinov3
 from vtk.models.weights.files import Stored
 from vtk.readers import reading
 
@@ -78,10 +78,12 @@ def rename(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors under timm's keys: unchanged if they fit, otherwise through timm's filter of the family.
 
-    deit's names are changed first. The second value has notes for the user. Tensors in ``gone`` need not be in the
-    file.
+    Names of DINOv3's and deit's own code are changed first. The second value has notes for the user. Tensors in
+    ``gone`` need not be in the file.
     """
     clean = clean_state_dict(raw)
+    if dinov3.is_dinov3(clean, reference):
+        return dinov3.convert(clean, reference, name, path)
     notes = []
     if deit.is_deit(clean):
         clean = deit.rename_parallel(clean)

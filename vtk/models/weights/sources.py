@@ -13,9 +13,10 @@ from vtk.errors import DataError, UsageError
 from vtk.models.positions import RELATIVE
 from vtk.models.task_parameters import grid_of, head_names, position_names
 from vtk.models.transforms.registry import apply_transforms
+from vtk.models.weights import transformers
 from vtk.models.weights.base import Base, make_base
 from vtk.models.weights.class_names import read_names
-from vtk.models.weights.files import read_weights
+from vtk.models.weights.files import read_weights, weights_file
 from vtk.models.weights.npz import read_npz
 from vtk.models.weights.rename import rename, stored_model
 from vtk.models.weights.torch_file import NARROW
@@ -32,7 +33,8 @@ def read_base(
     Args:
         name: timm model name.
         kwargs: arguments for timm.
-        path: ``.safetensors``, a ``.pth``/``.pt``/``.bin`` that torch reads without unpickling code, or an ``.npz``.
+        path: ``.safetensors``, a ``.pth``/``.pt``/``.bin`` that torch reads without unpickling code, an ``.npz``, or a
+            folder that transformers wrote.
         absent: tensors that may be missing; those that transforms in the file's card remove may always be.
 
     Returns:
@@ -41,10 +43,16 @@ def read_base(
     Raises:
         DataError: unreadable file, or it has less than 90 % of the backbone's values.
     """
+    path = weights_file(path)
     stored = read_npz(name, kwargs, path) if path.suffix == ".npz" else read_weights(path)
+    foreign = stored.card is None and transformers.is_transformers(stored.tensors)
+    if foreign:
+        stored = dataclasses.replace(stored, tensors=transformers.rename(stored.tensors, path))
     raw, card = stored.tensors, stored.card
     names = read_names(path, card)
     reference, size = stored_model(name, kwargs, stored, len(names))
+    if foreign:
+        transformers.check_config(path, reference, name)
     transforms = tuple(card.transforms) if card else ()
     raw, new, gone = _undo_transforms(raw, transforms, reference, path)
     gone = gone | frozenset(absent)

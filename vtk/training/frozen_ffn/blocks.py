@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.training.finetune_config import MemoryMode
-from vtk.training.frozen_ffn import rules
+from vtk.training.finetune_config import MODES, MemoryMode
+from vtk.training.frozen_ffn import parts, rules
 from vtk.training.frozen_ffn.fold import forget
 from vtk.training.frozen_ffn.handover import link, unlink
+from vtk.training.frozen_ffn.parts import Positions
 from vtk.training.frozen_ffn.stages import both_stages
 
 
@@ -46,6 +47,8 @@ class MemoryPlan:
             return None
         what = "is done in part" if self.effective else "changes nothing"
         rest = "" if self.idle else "; what is left keeps what torch's autograd keeps"
+        if rest and not self.effective:
+            rest += " (--grad-checkpointing keeps less, for any block)"
         return f"--memory {self.mode} {what}: {'; '.join(self.reasons)}{rest}"
 
     @property
@@ -67,7 +70,7 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
         How many blocks follow the mode, and why others do not.
     """
     remove_memory_mode(model)
-    blocks = [m for m in model.modules() if rules.is_block(m)]
+    blocks = [m for m in model.modules() if parts.is_block(m)]
     reasons: Counter[str] = Counter()
     changed = 0
     for block in blocks:
@@ -81,12 +84,26 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
             changed += modes.ffn != "plain" or modes.qkv_again or mode == "plain"
     link(model)
     if not blocks:
-        reasons[f"{type(model).__name__} has no block the engine knows"] += 1
+        first = next(iter(getattr(model, "blocks", ())), None)
+        which = "" if first is None else f" (`blocks.0` is {type(first).__module__}.{type(first).__name__})"
+        reasons[f"{type(model).__name__} has no block the engine knows{which}"] += 1
     elif not _differentiated(model):
         remove_memory_mode(model)
         why = "no weight at or before the blocks is trained, so nothing is kept for them"
         return MemoryPlan(mode, 0, len(blocks), (why,), idle=True)
     return MemoryPlan(mode, changed, len(blocks), tuple(reasons))
+
+
+def obstacles(model: nn.Module) -> tuple[str, ...]:
+    """Return why blocks of ``model`` would not follow every mode in full; empty where all do. Nothing is changed.
+
+    Args:
+        model: which parameters are trained must be settled; may be on the meta device.
+    """
+    blocks = [m for m in model.modules() if parts.is_block(m)]
+    if not blocks:
+        return (f"{type(model).__name__} has no block the engine knows",)
+    return tuple(dict.fromkeys(note for block in blocks for mode in MODES for note in rules.choose(block, mode)[1]))
 
 
 def remove_memory_mode(model: nn.Module) -> None:
@@ -109,12 +126,15 @@ def _differentiated(model: nn.Module) -> bool:
 def _subclass(kind: Any) -> type[nn.Module]:
     """Return a subclass of a block class whose forward pass, while training, is the engine's."""
 
-    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        plain = attn_mask is None and not is_causal
-        if plain and self.training and torch.is_grad_enabled() and not _forward_mode() and _unchanged(self):
-            return both_stages(self, x)
-        y: Tensor = kind.forward(self, x) if plain else kind.forward(self, x, attn_mask=attn_mask, is_causal=is_causal)
-        return y
+    names = parts.ARGUMENTS[kind]
+
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        masked = given.pop("attn_mask", None) is not None or given.pop("is_causal", False)
+        if masked or not self.training or not torch.is_grad_enabled() or _forward_mode() or not _unchanged(self):
+            y: Tensor = kind.forward(self, x, *args, **kwargs)
+            return y
+        return both_stages(self, x, Positions(given.pop("rope", None), next(iter(given.values()), None)))
 
     def reduce(self: Any, protocol: Any) -> Any:
         # the class has no name in this module by which copy and pickle could find it
@@ -135,8 +155,8 @@ def _unchanged(block: Any) -> bool:
     if not torch.compiler.is_compiling() and not rules.is_as_chosen(block, block.memory_parts):
         return False
     engine = block.memory_modes.ffn != "plain"
-    return all(rules.still_frozen(b, False) for b in rules.attention_branches(block)) and all(
-        rules.still_frozen(b, engine) for b in rules.ffn_branches(block)
+    return all(rules.still_frozen(b, False) for b in parts.attention_branches(block)) and all(
+        rules.still_frozen(b, engine) for b in parts.ffn_branches(block)
     )
 
 

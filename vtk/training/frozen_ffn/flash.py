@@ -1,12 +1,12 @@
 """Attention and its gradient as two functions, by the kernels that torch's SDPA itself would run.
 
-    o = softmax(scale · q kᵀ) v,    logsumexp of each row of scale · q kᵀ
+    o = softmax(scale · q kᵀ + bias) v,    logsumexp of each row of scale · q kᵀ + bias
 
 torch's autograd keeps q, k, v, o and logsumexp together. Called apart, forward and backward may have q, k and v
 computed twice and kept never; the gradients are SDPA's, bit for bit. On CUDA the kernel is FlashAttention's, or cuDNN's
 where that was measured to be quicker forward and backward together (``kept_attention`` of `vtk_kernels.choices`). Where
-torch has neither (fp32 and fp64 on CUDA, head sizes that are no multiple of 8 there, other devices), plain matrix
-products do the same a few images at a time.
+torch has neither (fp32 and fp64 on CUDA, head sizes that are no multiple of 8 there, a bias there, other devices),
+plain matrix products do the same a few images at a time; so they do for the gradient of a bias.
 """
 
 import math
@@ -30,10 +30,12 @@ _HEAD = 64
 """Channels of a head that choices are about."""
 
 
-def kernel_of(q: Tensor) -> Kernel:
-    """Return what computes attention for queries like ``q`` (B, H, N, D)."""
+def kernel_of(q: Tensor, biased: bool = False) -> Kernel:
+    """Return what computes attention for queries like ``q`` (B, H, N, D), on request with a bias of the scores."""
     if q.device.type == "cpu":
         return "cpu"
+    if biased:
+        return "math"
     half = q.dtype in (torch.float16, torch.bfloat16)
     if q.device.type == "cuda" and half and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256 and torch.version.hip is None:
         return _cuda_kernel(q) if torch.cuda.get_device_capability(q.device) >= (8, 0) else "math"
@@ -56,7 +58,9 @@ def _takes_cudnn(q: Tensor) -> bool:
     return torch.backends.cuda.can_use_cudnn_attention(params)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None, *, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute attention.
 
     Args:
@@ -64,15 +68,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None) -> 
         k: like ``q``.
         v: like ``q``.
         kernel: by default `kernel_of`.
+        bias: (H, N, N), the type of ``q``, added to the scores; or None. Of ``cpu`` and ``math``.
 
     Returns:
         o: (B, N, H, D), contiguous, the type of ``q``.
         logsumexp: (B, H, N), contiguous, fp32 (fp64 for fp64).
     """
     scale = 1 / math.sqrt(q.shape[-1])
-    kernel = kernel or kernel_of(q)
+    kernel = kernel or kernel_of(q, bias is not None)
     if kernel == "cpu":
-        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, scale=scale)
+        mask = None if bias is None else bias[None]
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
     elif kernel in ("flash", "cudnn"):
         if kernel == "flash":
             out = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)
@@ -82,14 +88,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | None = None) -> 
         o, lse = out[0], out[1].view(q.shape[:3])  # cuDNN's has one more dimension, of size 1
         _unread.setdefault((q.device, kernel), out[6:8])
     else:
-        parts = [_plain(scale, *part) for part in _chunks(q, k, v)]
+        parts = [_plain(scale, bias, *part) for part in _chunks(q, k, v)]
         o, lse = (torch.cat(whole) for whole in zip(*parts, strict=True))
     return o.transpose(1, 2).contiguous(), lse.contiguous()
 
 
 def attention_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kernel: Kernel | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, kernel: Kernel | None = None, *,
+    bias: Tensor | None = None, bias_grad: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of q, k and v, each (B, H, N, D).
 
     Args:
@@ -100,13 +107,16 @@ def attention_backward(
         o: (B, N, H, D), from `attention`.
         lse: (B, H, N), from `attention`.
         kernel: by default `kernel_of`.
+        bias: as of `attention`.
+        bias_grad: (H, N, N), the type of ``lse``, to which the gradient of ``bias`` is added; or None for none.
     """
     scale = 1 / math.sqrt(q.shape[-1])
-    kernel = kernel or kernel_of(q)
+    kernel = kernel or kernel_of(q, bias is not None)
     g, o = g.transpose(1, 2), o.transpose(1, 2)
-    if kernel == "cpu":
+    if kernel == "cpu" and bias_grad is None:
+        mask = None if bias is None else bias[None]
         back = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        gq, gk, gv = back(g, q, k, v, o, lse, 0.0, False, scale=scale)
+        gq, gk, gv = back(g, q, k, v, o, lse, 0.0, False, attn_mask=mask, scale=scale)
     elif kernel == "flash":
         back = torch.ops.aten._scaled_dot_product_flash_attention_backward
         size, state = q.shape[2], _unread[q.device, kernel]
@@ -117,7 +127,7 @@ def attention_backward(
         rest = (*state, None, None, None, size, size, 0.0, False)  # no bias, no lengths of segments
         gq, gk, gv = back(g, q, k, v, o, lse[..., None], *rest, scale=scale)
     else:
-        parts = [_plain_backward(scale, *part) for part in _chunks(g, q, k, v, o, lse)]
+        parts = [_plain_backward(scale, bias, bias_grad, *part) for part in _chunks(g, q, k, v, o, lse)]
         gq, gk, gv = (torch.cat(whole) for whole in zip(*parts, strict=True))
     return gq, gk, gv
 
@@ -129,19 +139,27 @@ def _chunks(*tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return list(zip(*(t.split(images) for t in tensors), strict=True))
 
 
-def _plain(scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(q.dtype, torch.float32)
-    scores = (q @ k.transpose(-2, -1)).to(wide) * scale
+def _plain(scale: float, bias: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    scores = _scores(scale, bias, q, k)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().to(v.dtype) @ v, lse
 
 
 def _plain_backward(
-    scale: float, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    scale: float, bias: Tensor | None, bias_grad: Tensor | None, g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
+    lse: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     wide = lse.dtype
-    share = ((q @ k.transpose(-2, -1)).to(wide) * scale - lse[..., None]).exp()
+    share = (_scores(scale, bias, q, k) - lse[..., None]).exp()
     gv = share.to(g.dtype).transpose(-2, -1) @ g
     drop = (g.to(wide) * o.to(wide)).sum(-1, keepdim=True)
-    scores = (((g @ v.transpose(-2, -1)).to(wide) - drop) * share * scale).to(q.dtype)
+    scores = ((g @ v.transpose(-2, -1)).to(wide) - drop) * share
+    if bias_grad is not None:
+        bias_grad += scores.sum(0)
+    scores = (scores * scale).to(q.dtype)
     return scores @ k, scores.transpose(-2, -1) @ q, gv
+
+
+def _scores(scale: float, bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    scores = (q @ k.transpose(-2, -1)).to(torch.promote_types(q.dtype, torch.float32)) * scale
+    return scores if bias is None else scores + bias

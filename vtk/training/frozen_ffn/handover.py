@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.training.frozen_ffn import rules
+from vtk.training.frozen_ffn import parts
 from vtk.training.frozen_ffn.norm import add_normalise
+from vtk.training.frozen_ffn.parts import NormForm
 
 _NEXT = "memory_next"
 
@@ -19,10 +20,10 @@ _NEXT = "memory_next"
 def link(model: nn.Module) -> None:
     """Tell blocks that stand in a row, all with a memory mode, what the next one begins with."""
     for row in model.modules():
-        if isinstance(row, nn.Sequential):
+        if isinstance(row, (nn.Sequential, nn.ModuleList)):
             for block, following in itertools.pairwise(row):
                 if "memory_modes" in block.__dict__ and "memory_modes" in following.__dict__:
-                    block.__dict__[_NEXT] = rules.attention_branches(following)[0].norm.eps
+                    block.__dict__[_NEXT] = parts.norm_form(parts.attention_branches(following)[0].norm)
 
 
 def unlink(block: nn.Module) -> None:
@@ -39,17 +40,17 @@ def close_block(block: nn.Module, x: Tensor, r: Tensor, *, same: bool) -> Tensor
         r: like ``x``.
         same: whether what is behind the norm has the type of ``x``.
     """
-    eps = block.__dict__.get(_NEXT)
-    if eps is None or not same or r.dtype != x.dtype or torch.compiler.is_compiling() or _checkpointing():
+    form: NormForm | None = block.__dict__.get(_NEXT)
+    if form is None or not same or r.dtype != x.dtype or torch.compiler.is_compiling() or _checkpointing():
         return x + r
-    y, x_hat = add_normalise(x, r, eps)
+    y, x_hat = add_normalise(x, r, form)
     left: Any = y
-    left.vtk_normed = (y._version, {eps: x_hat})
+    left.vtk_normed = (y._version, {form: x_hat})
     return y
 
 
-def open_block(x: Tensor) -> dict[float, Tensor]:
-    """Return what is known of the norm of a block's input, by eps."""
+def open_block(x: Tensor) -> dict[NormForm, Tensor]:
+    """Return what is known of the norm of a block's input, by its form."""
     if torch.compiler.is_compiling():
         return {}
     version, normed = getattr(x, "vtk_normed", (None, {}))

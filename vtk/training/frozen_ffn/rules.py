@@ -1,7 +1,7 @@
 """Checks which parts of a block the memory modes may change, and gives the reason where they may not.
 
-A block is known by its class, exactly: a subclass may compute something else. The parts that the engine computes itself
-must be frozen (the norm before attention, the norm before the FFN, the FFN), free of hooks, and of known classes.
+The parts that the engine computes itself must be frozen (the norm before attention, the norm before the FFN, the FFN),
+free of hooks, and of known classes.
 """
 
 import math
@@ -9,38 +9,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from timm.layers import Attention, LayerNorm, Mlp
-from timm.layers.activations import GELU
-from timm.models.vision_transformer import Block, ParallelThingsBlock
+from timm.layers import LayerNorm, RmsNorm
 from torch import nn
 
-from vtk.models.transforms.context_broadcast import (
-    ContextBroadcast,
-    ContextParallelBlock,
-    find_context_broadcast,
-    own_class,
-)
+from vtk.models.transforms.context_broadcast import ContextBroadcast, find_context_broadcast, own_class
 from vtk.training.finetune_config import MemoryMode
+from vtk.training.frozen_ffn import parts
 from vtk.training.frozen_ffn.low_rank import is_lora
+from vtk.training.frozen_ffn.parts import Branch
 
-FfnKept = Literal["plain", "gelu8", "recompute"]
+FfnKept = Literal["plain", "bytes", "recompute"]
 
-
-@dataclass(frozen=True)
-class Branch:
-    """One residual branch: norm, attention or FFN, LayerScale, stochastic depth.
-
-    Attributes:
-        norm: LayerNorm before the module.
-        module: attention or FFN.
-        scale: LayerScale, or Identity.
-        drop_path: DropPath, or Identity.
-    """
-
-    norm: Any
-    module: Any
-    scale: nn.Module
-    drop_path: nn.Module
+_IDENTITY = (nn.Identity, type(None))
+_NORMS = (nn.LayerNorm, LayerNorm, RmsNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
@@ -49,37 +30,20 @@ class BlockModes:
 
     Attributes:
         qkv_again: compute queries, keys and values a second time in backward.
+        attends: whether the engine may compute attention itself.
         ffn: what its FFNs keep.
         folds: whether the frozen norms may be folded into its FFNs.
     """
 
     qkv_again: bool
+    attends: bool
     ffn: FfnKept
     folds: bool
 
 
-def attention_branches(block: Any) -> list[Branch]:
-    """Return the attention branches of a known block; a sequential block has one."""
-    if isinstance(block, ParallelThingsBlock):
-        return [Branch(b.norm, b.attn, b.ls, b.drop_path) for b in block.attns]
-    return [Branch(block.norm1, block.attn, block.ls1, block.drop_path1)]
-
-
-def ffn_branches(block: Any) -> list[Branch]:
-    """Return the FFN branches of a known block."""
-    if isinstance(block, ParallelThingsBlock):
-        return [Branch(b.norm, b.mlp, b.ls, b.drop_path) for b in block.ffns]
-    return [Branch(block.norm2, block.mlp, block.ls2, block.drop_path2)]
-
-
-def is_block(module: nn.Module) -> bool:
-    """Tell whether ``module`` is of a class that the engine knows."""
-    return type(module) in (Block, ParallelThingsBlock, ContextParallelBlock)
-
-
 def choose(block: nn.Module, mode: MemoryMode) -> tuple[BlockModes | None, list[str]]:
     """Return what a block of a known class can do of ``mode``, None for nothing, and why not all of it."""
-    attns, ffns = attention_branches(block), ffn_branches(block)
+    attns, ffns = parts.attention_branches(block), parts.ffn_branches(block)
     reason = next(_first([*(_refuse_norm(b) for b in attns + ffns), *map(_refuse_attention, attns)]), None)
     reason = reason or next(_first(map(_refuse_ffn, ffns)), None)
     if reason is None:
@@ -96,21 +60,32 @@ def choose(block: nn.Module, mode: MemoryMode) -> tuple[BlockModes | None, list[
     if why is not None and mode != "plain":
         notes.append(why)
     elif mode != "plain":
-        ffn = "gelu8" if mode == "gelu8" else "recompute"
-    qkv_again = mode == "minimal"
-    if qkv_again and (why := next(_first(map(_plain_attention, attns)), None)):
-        qkv_again = False
+        ffn = "bytes" if mode == "gelu8" else "recompute"
+        if ffn == "bytes" and (why := next(_first(map(_no_bytes, ffns)), None)):
+            ffn = "plain"
+            notes.append(why)
+    why = next(_first(map(_plain_attention, attns)), None)
+    attends = why is None
+    if mode == "minimal" and why is not None:
         notes.append(why)
-    return BlockModes(qkv_again, ffn, folds), notes
+    again = mode == "minimal" and attends
+    why = next(_first(map(_low_rank, attns)), None) if again else None
+    if why is not None:
+        notes.append(why)
+    return BlockModes(again and why is None, attends, ffn, folds), notes
 
 
 def still_frozen(branch: Branch, ffn: bool) -> bool:
     """Tell whether what the engine gives no gradient to still needs none: `requires_grad` may change later."""
-    parameters = [branch.norm.weight, branch.norm.bias]
+    parameters = list(branch.norm.parameters())
     if ffn:
-        mlp = branch.module
-        parameters += [mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, mlp.fc2.bias]
-    return not any(p is not None and p.requires_grad for p in parameters)
+        own = find_context_broadcast(branch.module)
+        context = set() if own is None else {id(p) for p in own.parameters()}
+        parameters += [p for p in branch.module.parameters() if id(p) not in context]
+    return not any(p.requires_grad for p in parameters)
+
+
+_NUMBERS = ("p", "scale", "eps", "fused_attn", "rotate_half", "gate_last", "qkv_bias_separate")
 
 
 def fingerprint(block: nn.Module) -> tuple[tuple[Any, ...], ...]:
@@ -119,7 +94,7 @@ def fingerprint(block: nn.Module) -> tuple[tuple[Any, ...], ...]:
     An adapter put in place of a layer, a hook, or dropout that is switched on would otherwise go unseen.
     """
     return tuple(
-        (m, type(m).__qualname__, _watched(m), *(_number(m, name) for name in ("p", "scale", "fused_attn")))
+        (m, type(m).__qualname__, _watched(m), *(_number(m, name) for name in _NUMBERS))
         for m in block.modules()
         if m is not block
     )
@@ -155,22 +130,30 @@ def _watched(*modules: nn.Module) -> bool:
 
 def _refuse_norm(branch: Branch) -> str | None:
     norm = branch.norm
-    if type(norm) not in (nn.LayerNorm, LayerNorm) or len(norm.normalized_shape) != 1:
+    if not _known_norm(norm):
         return f"norms are {type(norm).__name__}"
     if _trained(norm):
         return "norms are trained"
     return "norms have hooks" if _watched(norm) else None
 
 
+def _known_norm(norm: Any) -> bool:
+    return type(norm) in _NORMS and len(norm.normalized_shape) == 1 and norm.eps is not None
+
+
 def _refuse_attention(branch: Branch) -> str | None:
     attn = branch.module
-    if own_class(attn) is not Attention:
+    if own_class(attn) not in parts.ATTENTIONS:
         return f"attention is {type(attn).__name__}"
-    if type(attn.qkv) is not nn.Linear and not is_lora(attn.qkv):
-        return f"qkv is {type(attn.qkv).__name__}"
+    layers = parts.projections(attn)
+    for layer in layers:
+        if type(layer) is not nn.Linear and not is_lora(layer):
+            return f"qkv is {type(layer).__name__}"
+    if getattr(attn, "q_bias", None) is not None and is_lora(layers[0]) and not attn.qkv_bias_separate:
+        return "attention with q_bias does not call qkv, and so none of its LoRA factors"
     if type(getattr(attn, "gate", None)) not in (nn.Linear, type(None)):
         return f"attention's gate is {type(attn.gate).__name__}"
-    return "attention has hooks" if _watched(attn, attn.qkv) else None
+    return "attention has hooks" if _watched(attn, *layers) else None
 
 
 def _refuse_ffn(branch: Branch) -> str | None:
@@ -183,26 +166,43 @@ def _refuse_ffn(branch: Branch) -> str | None:
 
 def _plain_ffn(branch: Branch) -> str | None:
     mlp = branch.module
-    if own_class(mlp) is not Mlp or type(mlp.fc1) is not nn.Linear or type(mlp.fc2) is not nn.Linear:
+    layers = parts.ffn_layers(mlp)
+    if layers is None or any(type(layer) is not nn.Linear for layer in (*layers.first, layers.second)):
         return f"FFNs are {type(mlp).__name__}"
-    if not (type(mlp.act) is nn.GELU and mlp.act.approximate == "none") and type(mlp.act) is not GELU:
-        return f"activations are {type(mlp.act).__name__}, not the exact GELU"
-    if type(getattr(mlp, "norm", None)) not in (nn.Identity, type(None)):
-        return "FFNs have an inner norm"
+    if layers.activation is None:
+        return f"activations are {type(mlp.act).__name__}, not GELU or SiLU"
+    if layers.norm is not None and not _known_norm(layers.norm):
+        return f"norms inside FFNs are {type(layers.norm).__name__}"
     if any(drop.p > 0 for drop in (mlp.drop1, mlp.drop2)):
         return "FFNs have dropout"
-    return "FFNs have hooks" if _watched(mlp, mlp.fc1, mlp.fc2, mlp.act) else None
+    inner = () if layers.norm is None else (layers.norm,)
+    return "FFNs have hooks" if _watched(mlp, *layers.first, layers.second, mlp.act, *inner) else None
+
+
+def _no_bytes(branch: Branch) -> str | None:
+    layers = parts.ffn_layers(branch.module)
+    if layers is not None and layers.gated and layers.activation != "silu":
+        return f"gates are {type(branch.module.act).__name__}, and 8 bits are for SiLU's"
+    return None
 
 
 def _plain_attention(branch: Branch) -> str | None:
     attn = branch.module
-    if is_lora(attn.qkv):
-        return "qkv has LoRA factors, and its result is kept"
-    for norm in (attn.q_norm, attn.k_norm):
-        if type(norm) not in (nn.Identity, nn.LayerNorm, LayerNorm):
+    norms = [norm for name in ("q_norm", "k_norm") if not isinstance(norm := getattr(attn, name, None), _IDENTITY)]
+    for norm in norms:
+        if not _known_norm(norm):
             return f"norms of queries and keys are {type(norm).__name__}"
         if _watched(norm):
             return "norms of queries and keys have hooks"
-    if not attn.fused_attn and not math.isclose(attn.scale, attn.head_dim**-0.5):
+    if len({type(norm) in (RmsNorm, nn.RMSNorm) for norm in norms}) > 1:
+        return "norms of queries and keys are of two kinds"
+    channels = parts.head_channels(attn)
+    if not attn.fused_attn and not math.isclose(attn.scale, channels**-0.5):
         return f"attention is scaled by {attn.scale:.4g}, not by 1/√D"
     return "attention has dropout" if attn.attn_drop.p > 0 else None
+
+
+def _low_rank(branch: Branch) -> str | None:
+    if any(is_lora(layer) for layer in parts.projections(branch.module)):
+        return "qkv has LoRA factors, and its result is kept"
+    return None
