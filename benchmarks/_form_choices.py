@@ -65,5 +65,5 @@ def shape(name: str, px: int) -> tuple[int, int, int]:
     made = END_TO_END[name]
     with torch.device("meta"):
         model: Any = timm.create_model(made.timm, **{**made.kwargs, "img_size": px, "depth": 1})
-    hidden = sum(layer.out_features for name, layer in model.blocks[0].named_modules() if name.endswith("fc1"))
-    return model.pos_embed.shape[1], model.embed_dim, hidden
+    hidden = sum(layer.in_features for name, layer in model.blocks[0].named_modules() if name.endswith("fc2"))
+    return model.patch_embed.num_patches + model.num_prefix_tokens, model.embed_dim, hidden

@@ -22,15 +22,17 @@ class Model:
         timm: name.
         kwargs: of timm's factory.
         change: made afterwards, in place.
+        px: height and width of the images it is measured on.
     """
 
     timm: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     change: Callable[[nn.Module], object] | None = None
+    px: int = 224
 
-    def build(self, px: int = 224, *, device: torch.device, smoke: bool = False, seed: int = 0) -> nn.Module:
+    def build(self, px: int | None = None, *, device: torch.device, smoke: bool = False, seed: int = 0) -> nn.Module:
         """Return the model in fp32 and eval mode with `randomise`d weights; tiny in a smoke test."""
-        kwargs = {**self.kwargs, "img_size": px, **({**TINY, "img_size": 32, "depth": 2} if smoke else {})}
+        kwargs = {**self.kwargs, "img_size": px or self.px, **({**TINY, "img_size": 32, "depth": 2} if smoke else {})}
         torch.manual_seed(seed)
         with torch.device(device):
             model = timm.create_model(self.timm, **kwargs)
@@ -50,8 +52,15 @@ END_TO_END = {
     "B18x2": Model("vit_base_patch16_18x2_224"),
     "S/16": Model("vit_small_patch16_224"),
     "B36x1": Model("vit_base_patch16_224", {"depth": 36, "init_values": 1e-5}),
+    "DINOv3 S/16": Model("vit_small_patch16_dinov3", {"num_classes": 1000}, px=256),
+    "DINOv3 B/16": Model("vit_base_patch16_dinov3", {"num_classes": 1000}, px=256),
+    "EVA-02 B/14": Model("eva02_base_patch14_224", {"num_classes": 1000}),
 }
-"""Touvron et al. 2022, Table 4, and its sequential twins (timm has no base model of 36 blocks by name)."""
+"""Touvron et al. 2022, Table 4, its sequential twins (timm has no base model of 36 blocks by name), and backbones of
+later years: with rotary embedding, the last also with SwiGLU and norms inside its FFN."""
+
+SUBJECTS = (*((name, model.px) for name, model in END_TO_END.items()), ("B/16", 384))
+"""Models and sizes that are measured."""
 
 
 def _context_broadcast(model: nn.Module, **kwargs: Any) -> None:
@@ -78,6 +87,11 @@ CHECKED = {
     "CB": _small(_context_broadcast),
     "CB_S": _small(functools.partial(_context_broadcast, scale=True)),
     "CB in parallel blocks": Model("vit_small_patch16_18x2_224", {"depth": 3}, _context_broadcast),
+    "DINOv3": Model("vit_small_patch16_dinov3", {"num_classes": 1000, "depth": 4}),
+    "EVA-02": Model("eva02_small_patch14_224", {"num_classes": 1000, "depth": 4}),
+    "RoPE per head": Model("vit_small_patch16_rope_mixed_224", {"depth": 4}),
+    "qk norm and RoPE": Model("vit_small_patch16_dinov3", {"num_classes": 1000, "depth": 4, "qk_norm": True}),
+    "positions in the scores": Model("beit_base_patch16_224", {"depth": 4}),
 }
 """Every block kind that is fused, full depth where that is what is measured later."""
 

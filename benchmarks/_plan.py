@@ -50,8 +50,8 @@ class Step:
 STEPS = (
     Step("choices", "kernels", 170, ("--deciding",), first=True),
     Step("tests", "correct", 135, smoke=("--only", "op norm", "op splitk_linear", "model CB_S"), first=True),
-    Step("batch 1", "e2e", 80, ("--batch-1",), first=True),
-    Step("models", "e2e", 70),
+    Step("batch 1", "e2e", 95, ("--batch-1",), first=True),
+    Step("models", "e2e", 55),
     Step("breakdown", "breakdown", 25, least=20),
     Step("train", "train", 50, smoke=("--steps", "2"), least=25),
     Step("bank", "bank", 0, least=60),  # of what others leave: it copies models for every task

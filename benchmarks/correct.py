@@ -30,7 +30,7 @@ from _units import ALONE, TESTS, gpu_tests, run_tests, run_units, test_key
 from torch import Tensor
 
 KEY = ("unit", "case", "dtype")
-BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu",
+BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu", "linear_swiglu",
            "packed_attention", "rotary_attention", "grouped_linear", "patchify", "splitk_linear",
            "residual")  # fmt: skip
 """In this order, then any others."""

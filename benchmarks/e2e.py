@@ -28,7 +28,7 @@ import _rows
 import _stage
 import torch
 from _attempts import Attempts
-from _models import END_TO_END
+from _models import SUBJECTS
 from _plan import ROW_S
 from _runner import relative_error
 from _store import Deadline, Store, finish
@@ -92,16 +92,16 @@ def cells(smoke: bool, cuda: bool) -> list[Cell]:
     def tuned(batch: int) -> list[Cell]:
         return [Cell(name, 224, batch, (MAX_GRAPH,), cost=ROW_S["max-autotune"]) for name in _bounds.TUNED]
 
-    subjects = (*((name, 224) for name in END_TO_END), ("B/16", 384))
     large, rest = (64, 256), tuple(b for b in BATCHES if b not in (1, 8, 64, 256))
+    more = [subject for subject in SUBJECTS if subject[0] not in _bounds.OVER_GRAPH_MODELS]
     return [
-        *(cell(name, px, 1) for name, px in subjects),
+        *(cell(name, px, 1) for name, px in SUBJECTS),
         *tuned(1),
-        *(cell(name, px, batch) for name, px in subjects for batch in large),
-        *(cell(name, px, 8) for name, px in subjects),
+        *(cell(name, px, batch) for name, px in SUBJECTS for batch in (large if (name, px) in more else (64,))),
+        *(cell(name, px, 8) for name, px in SUBJECTS),
         *(c for batch in (64, 8, 256) for c in tuned(batch)),
         *regional("S18x2"), *regional("S36x1"), *regional("B/16"),
-        *(cell(name, px, batch) for name, px in subjects for batch in rest),
+        *(cell(name, px, batch) for name, px in more for batch in rest),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 For L blocks of P branches, C channels, MLP ratio r, N tokens, A classes, in FLOPs (two per multiply-add):
 
     blocks   L · P · ((8 + 4 r) N C² + 4 N² C)        stem   2 · patches · patch² · 3 · C        head   2 A C
+             (in gated FFNs 6 r for 4 r: three matrices)
     weights  every parameter once
     tokens   L · (6 + (8 + 2 r) P) · N C elements      each tensor between two kernels written and read once
 
@@ -21,7 +22,7 @@ import _ceilings
 import _rows
 import timm
 import torch
-from _models import END_TO_END, Model
+from _models import END_TO_END, SUBJECTS, Model
 from _runner import Ceilings
 from _store import read
 from torch import nn
@@ -56,7 +57,7 @@ class Work:
 
 
 def work(model: nn.Module, batch: int, *, bytes_per_element: int = 2) -> Work:
-    """Return the work of a timm VisionTransformer of equal blocks, parallel or sequential.
+    """Return the work of a timm VisionTransformer or Eva of equal blocks, parallel or sequential.
 
     Args:
         model: also on the meta device; its image size counts.
@@ -66,11 +67,12 @@ def work(model: nn.Module, batch: int, *, bytes_per_element: int = 2) -> Work:
     block = model.blocks[0]
     branches = len(block.attns) if hasattr(block, "attns") else 1
     mlp = block.ffns[0].mlp if hasattr(block, "ffns") else block.mlp
-    depth, c, hidden = len(model.blocks), model.embed_dim, mlp.fc1.out_features
+    depth, c, hidden = len(model.blocks), model.embed_dim, mlp.fc2.in_features
     patch = model.patch_embed.proj
     patches = model.patch_embed.num_patches
-    n = model.pos_embed.shape[1]
-    flops = depth * branches * (8 * n * c * c + 4 * n * c * hidden + 4 * n * n * c)
+    n = patches + model.num_prefix_tokens
+    products = 2 * sum(layer.weight.numel() for layer in block.modules() if isinstance(layer, nn.Linear))
+    flops = depth * (products * n + branches * 4 * n * n * c)
     flops += 2 * patches * patch.weight.numel() + 2 * model.head.weight.numel()
     tokens = depth * (6 * c + branches * (8 * c + 2 * hidden)) * n
     live = (c + branches * hidden) * n
@@ -93,7 +95,7 @@ def measured(path: Path) -> tuple[Ceilings | None, int]:
 
 def table(ceilings: Ceilings, cache_bytes: int) -> Iterator[tuple[str, int, int, float]]:
     """Yield model, px, batch and floor in µs."""
-    for name, px in [*((name, 224) for name in END_TO_END), ("B/16", 384)]:
+    for name, px in SUBJECTS:
         model = on_meta(END_TO_END[name], px)
         for batch in BATCHES:
             yield name, px, batch, work(model, batch).floor_us(ceilings, cache_bytes)
@@ -108,7 +110,7 @@ def main() -> None:
     print(f"ceilings {'measured' if found else 'assumed'}: {ceilings.flop_per_s / 1e12:.0f} TFLOP/s, "
           f"{ceilings.bytes_per_s / 1e12:.2f} TB/s, L2 {cache / 2**20:.0f} MiB")  # fmt: skip
     for name, px, batch, floor in table(ceilings, cache):
-        print(f"{name:<6} {px} px  batch {batch:>3}  floor {floor:>9.0f} µs  {1e6 * batch / floor:>8.0f} images/s")
+        print(f"{name:<11} {px} px  batch {batch:>3}  floor {floor:>9.0f} µs  {1e6 * batch / floor:>8.0f} images/s")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,9 @@ from _pages import write_or_check
 from torch import nn
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
+from tests.vtk.families._census import support
 from tests.vtk.families._table import FAMILIES, REFUSED, Family
-from vtk.errors import UsageError
-from vtk.fused.build import check_model
 from vtk.models.meta_model import shapes_only
-from vtk.models.structure import unusual_part
-from vtk.training.frozen_ffn.blocks import apply_memory_mode
 from vtk.training.policies import policy
 
 PAGE = Path(__file__).parents[1] / "reference" / "families.md"
@@ -61,15 +58,13 @@ def rows() -> Iterator[str]:
     """Yield a line of the table for each family."""
     for family in FAMILIES:
         model = _blank(family)
-        chosen = policy.select(model, "attn")
-        policy.apply(model, chosen)
-        memory = apply_memory_mode(model, "minimal").effective
+        chosen, refused = policy.select(model, "attn"), support(model).refusals
         position = "position" if any(family.group(n) == "position" for n in chosen) else ""
         trains = ", ".join(part for part in ("attention", "head", position) if part)
         name = f"`{family.name}`" + (" (reduced)" if family.name.startswith("tiny_") and not _named(family) else "")
         sizes = "weights' own" if family.fixed else "resampled" if position else "any that fits"
-        cells = [name, f"`{type(model).__name__}`", trains, _yes(family.batch_norm), sizes, _yes(memory),
-                 _yes(_fuses(model)), _yes(unusual_part(model) is None)]  # fmt: skip
+        taken = [_yes(engine not in refused) for engine in ("memory", "fuse", "bank")]
+        cells = [name, f"`{type(model).__name__}`", trains, _yes(family.batch_norm), sizes, *taken]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -90,14 +85,6 @@ def _blank(family: Family) -> nn.Module:
 
 def _named(family: Family) -> bool:
     return "tests." not in sys.modules[timm.model_entrypoint(family.name).__module__].__name__
-
-
-def _fuses(model: nn.Module) -> bool:
-    try:
-        check_model(model)
-    except UsageError:
-        return False
-    return True
 
 
 def _yes(value: bool) -> str:

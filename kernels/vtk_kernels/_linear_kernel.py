@@ -90,11 +90,11 @@ def _linear_kernel(
             shift_ptr = None
             added_ptr = None
         if x_stats_ptr is not None and (not TMA or PIECES > _MANY):  # the sums, once there, leave no registers for it
-            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True, RMS=RMS)
+            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8 if PIECES > _MANY else 1, RMS)
         if TMA:
             u = mapped_product(x_ptr, w_ptr, tile_row, tile_out, 0, K, BLOCK_T, BLOCK_F, BLOCK_K, start)
             if x_stats_ptr is not None and PIECES <= _MANY:
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False, RMS=RMS)
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 0, RMS)
         else:
             out = tile_out + tl.arange(0, BLOCK_F)
             step = tl.arange(0, BLOCK_K)

@@ -91,7 +91,7 @@ def _residual_kernel(
     row = (tile_row + tl.arange(0, BLOCK_T)).to(tl.int64)
     scale = None
     if x_stats_ptr is not None:
-        scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True, RMS=RMS)
+        scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8, RMS)
         total /= scale[:, None]
     out = tile_out + tl.arange(0, BLOCK_F)
     mask = (row < T)[:, None] & (out < F)[None, :]

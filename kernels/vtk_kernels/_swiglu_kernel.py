@@ -21,8 +21,6 @@ from vtk_kernels._rows import aligned_length, aligned_rows, as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import MANY, load_rstd, pieces_of, store_piece
 
-_MANY = tl.constexpr(MANY)
-
 
 @triton.jit
 @no_type_check
@@ -98,6 +96,7 @@ def _swiglu_kernel(
     programs,
     PIECES: tl.constexpr,  # of a row of x
     RMS: tl.constexpr,  # its norm is RMSNorm
+    LATE: tl.constexpr,  # statistics of x are read behind the sums, and the loop over tiles is flattened; with TMA
     TMA: tl.constexpr,
     EVEN_K: tl.constexpr,  # K is a multiple of BLOCK_K
     BLOCK_T: tl.constexpr,
@@ -112,7 +111,7 @@ def _swiglu_kernel(
             fetch(b_ptr, 2 * F, tl.program_id(0), programs)
     follow(PDL)
     tiles = tl.cdiv(T, BLOCK_T) * tl.cdiv(F, BLOCK_F)
-    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=TMA and PIECES <= _MANY):
+    for tile in tl.range(tl.program_id(0), tiles, programs, flatten=LATE):
         tile_t, tile_f = tile_of(tile, T, F, BLOCK_T, BLOCK_F, GROUP)
         tile_row = tile_t * BLOCK_T
         tile_out = tile_f * BLOCK_F
@@ -121,12 +120,12 @@ def _swiglu_kernel(
         inside = out < F
         mask = (row < T)[:, None] & inside[None, :]
         scale = None
-        if x_stats_ptr is not None and (not TMA or PIECES > _MANY):  # the sums, once there, leave no registers for it
-            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=True, RMS=RMS)
+        if x_stats_ptr is not None and not LATE:  # the sums, once there, leave no registers for it
+            scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 8, RMS)
         if TMA:  # past F a tile of the gate holds rows of the value, for columns that are not stored
             gate, value = _mapped_products(x_ptr, w_ptr, tile_row, tile_out, F + tile_out, K, BLOCK_T, BLOCK_F, BLOCK_K)
-            if x_stats_ptr is not None and PIECES <= _MANY:
-                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, LOOP=False, RMS=RMS)
+            if x_stats_ptr is not None and LATE:
+                scale = load_rstd(x_stats_ptr, stride_st, row, T, K, eps, PIECES, 0, RMS)
         else:
             step = tl.arange(0, BLOCK_K)
             gate_ptr = w_ptr + (out.to(tl.int64) * stride_wf)[None, :] + step[:, None]
@@ -194,13 +193,14 @@ def launch(
     """
     lead, features = x.shape[:-1], w.shape[0] // 2
     y = aligned_rows(x, (*lead, features))
-    pieces = (*lead, pieces_of(features), 2)
-    y_stats = torch.empty(pieces, dtype=torch.float32, device=x.device) if stats else None
+    shape = (*lead, pieces_of(features), 2)
+    y_stats = torch.empty(shape, dtype=torch.float32, device=x.device) if stats else None
     q = torch.empty((*lead, 2 * aligned_length(features)), dtype=torch.uint8, device=x.device) if save_grad else None
-    scales = torch.empty(pieces, dtype=torch.float32, device=x.device) if save_grad else None
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device) if save_grad else None
     a, weight, flat = as_rows(x), as_rows(w), as_rows(y)
     rows, size = a.shape
     known = None if row_stats is None else as_rows(row_stats.flatten(-2))
+    pieces = 0 if known is None else pieces_of(size)
     tma = is_hopper(x) and has_tensor_map(a, weight, flat)
     config = gated_tile_config(tma, rows, features, stats or save_grad, a, weight)
     block_t, block_f, block_k, warps, _ = config
@@ -228,8 +228,9 @@ def launch(
                 size,
                 float(eps or 0.0),
                 programs,
-                PIECES=0 if known is None else pieces_of(size),
+                PIECES=pieces,
                 RMS=rms,
+                LATE=tma and pieces <= (MANY // 2 if stats else MANY),
                 GROUP=GROUP,
                 **tile_options(tma, size, config),
                 maxnreg=registers("_swiglu_kernel", warps, x) if tma else None,

@@ -44,6 +44,7 @@ DEFAULT = {
     "kept_attention": "flash",
     "linear_gelu": "triton",
     "linear_residual": "whole",
+    "linear_swiglu": "triton",
     "ln_folded": "separate",
     "packed_attention": "sdpa",
     "residual": "separate",
@@ -53,7 +54,8 @@ DEFAULT = {
 """Choice where nothing was measured: the form that ran right on a card.
 
 A form that none has run waits for a measurement, which compares its results first: `gpu.sh`, or tuning on one's card.
-"rotary_attention" alone does not: against its kernel stand a dozen of torch's, each over all queries and keys.
+"linear_swiglu" and "rotary_attention" do not: no card has run them yet, but beside the former stand three kernels that
+write gate and value, and beside the latter a dozen of torch's, each over all queries and keys.
 """
 
 ALLOWED = {
@@ -61,6 +63,7 @@ ALLOWED = {
     "kept_attention": ("flash", "cudnn"),
     "linear_gelu": ("triton", "aten", "cublaslt"),
     "linear_residual": ("whole", "finish"),
+    "linear_swiglu": ("triton", "aten"),
     "ln_folded": ("separate", "folded"),
     "packed_attention": ("sdpa", "triton", "short"),
     "residual": ("separate", "addmm"),
@@ -137,7 +140,7 @@ def choose(op: str, rows: int, n: int, k: int, dtype: torch.dtype, device_name: 
         rows: T of a linear layer or a block, B of packed_attention (all tokens are queries, 64 channels a head), of
             rotary_attention (the same with a rotary table) and of kept_attention (the same as the first, forward and
             backward together, where a run trains attention).
-        n: F, output features; N, tokens of an image; C, channels of a block.
+        n: F, output features, of gate and value together; N, tokens of an image; C, channels of a block.
         k: K, input features; H, heads; hidden features of all branches of a block.
         dtype: of the operands.
         device_name: as `torch.cuda.get_device_name` says, see `device_name`; None for the default.

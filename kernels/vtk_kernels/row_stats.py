@@ -30,7 +30,7 @@ PIECE = 64
 MANY = 24
 """Most pieces of a row, 1,536 channels, whose statistics a product can load beside its sums without spilling."""
 
-_PIECE, _MANY, _AT_ONCE = tl.constexpr(PIECE), tl.constexpr(MANY), tl.constexpr(8)
+_PIECE = tl.constexpr(PIECE)
 
 
 def pieces_of(channels: int) -> int:
@@ -139,7 +139,7 @@ def load_rstd(
     C,
     eps,
     PIECES: tl.constexpr,
-    LOOP: tl.constexpr,  # piece after piece, with few registers; or all loads at once and no loop, to be inside another
+    AT_ONCE: tl.constexpr,  # pieces that are loaded at a time, in a loop; 0 for all and no loop, to be inside another
     RMS: tl.constexpr,
 ):
     """Return 1/√(variance + eps) of a block of rows, with RMS 1/√(mean square + eps): (BLOCK_T,) in fp32.
@@ -152,12 +152,12 @@ def load_rstd(
     m2 = tl.load(at + 1, mask=mask, other=0.0)
     if RMS:
         m2 += mean * mean * tl.minimum(C, _PIECE)
-    if LOOP and PIECES > _MANY:  # some loads under way at a time: one piece after the other would wait for each
-        for first in tl.range(1, PIECES, _AT_ONCE, num_stages=1):
-            for i in tl.static_range(_AT_ONCE):
+    if AT_ONCE > 1:
+        for first in tl.range(1, PIECES, AT_ONCE, num_stages=1):
+            for i in tl.static_range(AT_ONCE):
                 size = tl.maximum(tl.minimum(C - (first + i) * _PIECE, _PIECE), 0)  # none past the last piece
                 mean, m2 = _unite(mean, m2, at, mask & (size > 0), first + i, size, RMS)
-    elif LOOP:
+    elif AT_ONCE == 1:
         for piece in tl.range(1, PIECES, num_stages=1):
             mean, m2 = _unite(mean, m2, at, mask, piece, tl.minimum(C - piece * _PIECE, _PIECE), RMS)
     else:

@@ -135,7 +135,7 @@ def test_batch_1_of_every_model_fits_into_its_share():
         for c in itertools.takewhile(lambda c: c.batch == 1, e2e.cells(False, True))
         if e2e.MAX_GRAPH not in c.providers
     ]
-    assert len(plan) == 7
+    assert len(plan) == 10
     seconds = START + sum(ROW_S["cell"] * len(c.providers) + 2.5 for c in plan)  # and a model is built
     assert seconds <= STEPS[2].seconds and sum(s.seconds for s in _plan.STEPS[:2]) + seconds <= FIRST
 

@@ -171,10 +171,13 @@ def test_the_plan_of_whole_models_is_the_one_of_the_issue():
     keys = [tuple(key.values()) for cell in plan for key in cell.keys()]
     assert len(set(keys)) == len(keys)
     four = {(m, px, b) for m, px, b, p in keys if p == "fused+graph"}
-    assert len(four) == 7 * 8 and ("B/16", 384, 256) in four and ("B36x1", 224, 2) in four
+    later = ("DINOv3 S/16", "DINOv3 B/16", "EVA-02 B/14")
+    assert {k for k in four if k[0] in later} == {(m, 224 if "EVA" in m else 256, b) for m in later for b in (1, 8, 64)}
+    assert len(four) == 7 * 8 + 3 * 3 and ("B/16", 384, 256) in four and ("B36x1", 224, 2) in four
     assert {k[:3] for k in keys if k[3] == "timm"} == four == {k[:3] for k in keys if k[3] == "timm+graph"}
     folded = {k[:3] for k in keys if k[3] == "folded+graph"}
-    assert folded == {k for k in four if k[0] in ("S18x2", "B18x2", "B/16", "S/16")} and len(folded) == 5 * 8
+    assert folded == {k for k in four if k[0] in ("S18x2", "B18x2", "B/16", "S/16", *later)}
+    assert len(folded) == 5 * 8 + 3 * 3
     compiled = {(m, b) for m, _, b, p in keys if p == "compile (blocks)"}
     assert compiled == {(m, b) for m in ("S18x2", "S36x1", "B/16") for b in (1, 8, 64)}
     tuned = [(k[0], k[2]) for k in keys if "max-autotune" in k[3]]
@@ -184,17 +187,19 @@ def test_the_plan_of_whole_models_is_the_one_of_the_issue():
 
 def test_batch_1_comes_first_then_what_torch_tunes_then_large_batches():
     plan = e2e.cells(False, True)
-    subjects = [*((model, 224) for model in e2e.END_TO_END), ("B/16", 384)]
-    assert [(c.model, c.px, c.batch, e2e.FUSED_GRAPH in c.providers) for c in plan[:7]] == [
+    subjects = e2e.SUBJECTS
+    assert len(subjects) == 10 and ("DINOv3 B/16", 256) in subjects and ("B/16", 384) in subjects
+    assert [(c.model, c.px, c.batch, e2e.FUSED_GRAPH in c.providers) for c in plan[:10]] == [
         (*s, 1, True) for s in subjects
     ]
-    assert [(c.model, c.batch, c.providers) for c in plan[7:10]] == [
+    assert [(c.model, c.batch, c.providers) for c in plan[10:13]] == [
         (model, 1, (e2e.MAX_GRAPH,)) for model in ("S18x2", "S/16", "B/16")
     ]
-    assert [(c.model, c.px, c.batch) for c in plan[10:24]] == [(*s, batch) for s in subjects for batch in (64, 256)]
-    assert [(c.model, c.px, c.batch) for c in plan[24:31]] == [(*s, 8) for s in subjects]
-    assert {c.providers[0] for c in plan[31:40]} == {e2e.MAX_GRAPH}
-    assert {c.providers[0] for c in plan[40:49]} == {e2e.COMPILED} and {c.batch for c in plan[49:]} == {2, 4, 16, 32}
+    large = [(*s, batch) for s in subjects for batch in ((64,) if "DINO" in s[0] or "EVA" in s[0] else (64, 256))]
+    assert [(c.model, c.px, c.batch) for c in plan[13:30]] == large
+    assert [(c.model, c.px, c.batch) for c in plan[30:40]] == [(*s, 8) for s in subjects]
+    assert {c.providers[0] for c in plan[40:49]} == {e2e.MAX_GRAPH}
+    assert {c.providers[0] for c in plan[49:58]} == {e2e.COMPILED} and {c.batch for c in plan[58:]} == {2, 4, 16, 32}
 
 
 def test_plain_timm_is_timed_more_briefly_at_large_batches():

@@ -66,7 +66,7 @@ def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
         "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate", "residual": "separate",
-        "rotary_attention": "triton",
+        "rotary_attention": "triton", "linear_swiglu": "triton",
     }  # fmt: skip
 
 

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from tests.kernels._cases import DEVICE, assert_close, assert_stats, error, nan_filled, needs_kernel
-from vtk_kernels import _grouped_kernels, _linear_kernel, _matmul, _residual_kernel
+from vtk_kernels import (
+    _grouped_kernels,
+    _linear_kernel,
+    _matmul,
+    _residual_kernel,
+    _swiglu_backward_kernel,
+    _swiglu_kernel,
+)
 from vtk_kernels import linear_gelu_backward as backward_module
 from vtk_kernels import splitk_linear as splitk_module
 from vtk_kernels.grouped_linear import grouped_linear, grouped_linear_ref, make_tile_map
@@ -16,7 +23,9 @@ from vtk_kernels.linear import linear, linear_ref
 from vtk_kernels.linear_gelu import linear_gelu, linear_gelu_ref
 from vtk_kernels.linear_gelu_backward import linear_gelu_backward, linear_gelu_backward_ref
 from vtk_kernels.linear_residual import linear_residual, linear_residual_ref
-from vtk_kernels.row_stats import row_stats_ref
+from vtk_kernels.linear_swiglu import linear_swiglu, linear_swiglu_backward, linear_swiglu_ref
+from vtk_kernels.linear_swiglu_backward import linear_swiglu_backward_ref
+from vtk_kernels.row_stats import MANY, PIECE, row_stats_ref
 from vtk_kernels.splitk_linear import default_splits, splitk_linear, splitk_linear_ref
 
 pytestmark = needs_kernel
@@ -36,6 +45,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         _grouped_kernels,
         _linear_kernel,
         _residual_kernel,
+        _swiglu_backward_kernel,
+        _swiglu_kernel,
         backward_module,
         splitk_module,
     )
@@ -208,6 +219,70 @@ def test_linear_gelu_backward(
         gu = linear_gelu_backward(g, w2, q, use_triton=True)
     assert len(hopper) == 2 and (hopper[0][0], hopper[1][1]) == tile  # of g and w2
     assert_close(gu, linear_gelu_backward_ref(g.double(), w2.double(), q), 1e-3)
+
+
+@pytest.mark.parametrize(
+    "rows,k,f,enough,tile",
+    [(1, 64, 72, REAL, (16, 128)), (30, 104, 64, REAL, (32, 128)), (70, 136, 200, REAL, (64, 64)),
+     (200, 72, 136, 1, (128, 64)), (70, 72, 102, REAL, (64, 64))],
+)  # fmt: skip
+def test_linear_swiglu_takes_every_tile_of_gate_and_value_once(
+    rows: int, k: int, f: int, enough: int, tile: tuple[int, int], hopper: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # tiles of the gate reach into the value's rows of w, and those of the value past its end; rows of 102 are padded
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
+    x, w, b = half(rows, k), half(2 * f, k, scale=k**-0.5), half(2 * f)
+    with nan_filled():
+        y = linear_swiglu(x, w, b, use_triton=True)
+    assert hopper == [(tile[0], 64), tile, (64, tile[1])]  # of y, x and w
+    expected = linear_swiglu_ref(x.double(), w.double(), b.double())
+    assert isinstance(expected, Tensor)
+    assert_close(y, expected, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "k,rms",
+    [(136, False), (136, True), (PIECE * (MANY // 2 + 1), False), (PIECE * (MANY + 1) + 8, False),
+     (PIECE * (MANY + 1) + 8, True)],
+)  # fmt: skip
+def test_statistics_of_short_and_of_long_rows(k: int, rms: bool, hopper: list[tuple[int, ...]]) -> None:
+    """They are read behind the sums, or before them where there are many."""
+    x, w, b, table = half(18, k), half(72, k, scale=k**-0.5), half(72), half(18, 72)
+    known, wide = row_stats_ref(x), (x.double(), w.double(), b.double())
+    exact = row_stats_ref(wide[0])
+    with nan_filled():
+        y, stats = linear_swiglu(x, w, b, row_stats=known, eps=1e-6, rms=rms, stats=True, use_triton=True)
+        alone = linear_swiglu(x, w, b, row_stats=known, eps=1e-6, rms=rms, use_triton=True)
+        u = linear(x, w, b, known, 1e-6, rms, use_triton=True)
+        z, of_z = linear_residual(x, w, b, table, row_stats=known, eps=1e-6, rms=rms, use_triton=True)
+    expected = linear_swiglu_ref(*wide, row_stats=exact, eps=1e-6, rms=rms)
+    assert isinstance(expected, Tensor) and len(hopper) == 3 + 3 + 3 + 4
+    assert_close(y, expected, 1e-3)
+    assert_close(alone, expected, 1e-3)
+    assert_stats(stats, y)
+    assert_close(u, linear_ref(*wide, exact, 1e-6, rms), 1e-3)
+    assert_close(z, linear_ref(*wide, exact, 1e-6, rms) + table, 1e-3)
+    assert_stats(of_z, z)
+
+
+@pytest.mark.parametrize("rows,k,f,enough", [(70, 72, 136, REAL), (140, 72, 136, 1), (30, 72, 102, REAL)])
+def test_linear_swiglu_with_codes_and_its_backward(
+    rows: int, k: int, f: int, enough: int, hopper: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_matmul, "_ENOUGH_TILES", enough)
+    x, w, b = half(rows, k), half(2 * f, k, scale=k**-0.5), half(2 * f)
+    g, w2 = half(rows, 104), half(104, f + 2, scale=0.1)[:, :f] if f % 8 else half(104, f, scale=0.1)
+    with nan_filled():
+        y, q, scales = linear_swiglu(x, w, b, save_grad=True, use_triton=True)
+        gu = linear_swiglu_backward(g, w2, q, scales, use_triton=True)
+    expected, codes, exact = linear_swiglu(x.double(), w.double(), b.double(), save_grad=True)
+    assert hopper[1] == ((128, 32) if enough == 1 else (64, 64) if rows > 32 else (32, 128))  # of x
+    assert_close(y, expected, 1e-3)
+    assert (q.int() - codes.int()).abs().max() <= 1
+    assert_close(scales, exact, 1e-5)
+    assert len(hopper) == 5 and hopper[4][1] == 64  # of g and w2
+    assert_close(gu, linear_swiglu_backward_ref(g.double(), w2.double(), q, scales.double()), 1e-3)
 
 
 @pytest.mark.parametrize("block", [16, 64, 128])

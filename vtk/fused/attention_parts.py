@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.layers import Attention, AttentionRope
+from timm.layers import Attention, AttentionRope, DiffAttention
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 
@@ -14,6 +14,9 @@ from vtk.fused.norms import Affine, NormSpec, read_linear, read_norm, refusal
 
 Linear = tuple[Tensor, Tensor]
 """Weight (rows, columns) and bias (rows), zeros where there is none."""
+
+DIFFERENTIAL = "differential attention, which subtracts one softmax from another"
+"""Why that is refused."""
 
 Norm = tuple[NormSpec, Affine]
 
@@ -69,7 +72,9 @@ def read_attention(attn: Any, like: Tensor, where: str) -> AttentionParts:
             check_scale(attn, where)
             check_silent(attn, where, "attn_drop", "proj_drop")
             return read(attn, like, where)
-    known = ", ".join(kind.__name__ for kind in READERS)
+    if isinstance(attn, DiffAttention):
+        raise refusal(where, attn, DIFFERENTIAL)
+    known = ", ".join(dict.fromkeys(kind.__name__ for kind in READERS))
     raise refusal(where, attn, f"only timm's {known} are known here")
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from vtk.fused.few_queries import few_queries
 from vtk.fused.norms import Affine, NormSpec, normalize_parts
-from vtk.fused.onednn_prepack import wide_linear
+from vtk.fused.onednn_prepack import ALL, Rows, keeps_copies, wide_linear
 from vtk.fused.relative_bias import RelativeBias
-from vtk.fused.rotary import rotate
+from vtk.fused.rotary import rotate, rotate_pairs_
 from vtk.fused.separate import Rotation, attend_separately, half_order, halves_in_order, rotations
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
@@ -148,6 +148,8 @@ class AttentionStage(Stage):
         elif queries is not None and self.qk_norm is None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: nothing is computed that nobody reads
             o = self._few_queries(h, queries, rope)
+        elif rope is not None and self.qk_norm is None and keeps_copies(h, self.w_qkv) and rope.dtype == h.dtype:
+            o = self._turned(h, queries, rope)
         else:
             o = self._attend_packed(wide_linear(h, self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
         yield self._finished(o, h, queries, plan), self.w_out
@@ -170,6 +172,16 @@ class AttentionStage(Stage):
             qkv, self.num_heads, num_queries=queries, num_kv_heads=self.num_kv_heads, rope=rope,
             rotate_half=self.rotate_half, qk_norm=norm, attn_bias=None if self.attn_bias is None else self.attn_bias(),
         )  # fmt: skip
+
+    def _turned(self, h: Tensor, queries: int | None, rope: Tensor) -> Tensor:
+        """Attention on a CPU, whose time goes into passes over memory: q and k are rotated together, in place."""
+        assert self.w_qkv is not None
+        both = sum(self.widths[:2])
+        rows = Rows(rotated=both, head_dim=self.head_dim) if self.rotate_half else ALL
+        qkv = wide_linear(h, self.w_qkv, self.b_qkv, rows=rows)
+        rotate_pairs_(self._heads(qkv[..., :both]), rope)
+        q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
+        return self._attend(q, k, v, None, queries=queries)
 
     def _few_queries(self, h: Tensor, queries: int, rope: Tensor | None) -> Tensor:
         assert self.w_qkv is not None

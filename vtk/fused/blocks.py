@@ -6,12 +6,12 @@ import timm.models.vision_transformer as vit
 import torch
 from torch import Tensor
 
-from vtk.fused.attention_parts import read_head_norms
+from vtk.fused.attention_parts import DIFFERENTIAL, read_head_norms
 from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.checks import check_order, check_scale, check_silent, copied, is_exactly
 from vtk.fused.fold import Branch, centred, fold_attention, fold_input, fold_mlp, layer_scale
 from vtk.fused.mlp_stage import MlpStage, ScalingStage
-from vtk.fused.norms import read_linear, read_norm, refusal
+from vtk.fused.norms import POST_NORM, read_linear, read_norm, refusal
 from vtk.fused.stages import Stage
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
@@ -43,6 +43,10 @@ def fold_block(block: Any, like: Tensor, where: str = "block", *, ffn: bool = Tr
         ]
     if is_exactly(block, vit.ParallelScalingBlock):
         return [_fold_scaling(block, like, where)]
+    if is_exactly(block, vit.ResPostBlock):
+        raise refusal(where, block, POST_NORM)
+    if isinstance(block, vit.DiffParallelScalingBlock):
+        raise refusal(where, block, DIFFERENTIAL)
     raise refusal(where, block, f"known blocks are {KNOWN}")
 
 

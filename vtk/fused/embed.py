@@ -38,6 +38,8 @@ class TokenParts:
         own: how many rows of ``pos_embed`` are the prefix tokens'.
         dynamic: whether ``pos_embed`` is resampled to the grid of the images.
         norm_pre: before the first block, or the identity.
+        resampler: a module that gives the patches' positions (1, N, C) for a grid, in place of ``pos_embed``; for a
+            ``dynamic`` model that resamples them in a way of its own.
     """
 
     stem: Any
@@ -46,6 +48,7 @@ class TokenParts:
     own: int
     dynamic: bool
     norm_pre: Any
+    resampler: Any = None
 
 
 class Embedding(nn.Module):
@@ -54,13 +57,15 @@ class Embedding(nn.Module):
     Attributes:
         stem: of the model, on the CPU and for exporters run as it is.
         prefix: (1, prefix, C), class and register tokens with their positions.
-        pos_embed: (1, N, C), of the patches; None for a dynamic model, which has its table in ``full``.
+        pos_embed: (1, N, C), of the patches; None for a dynamic model, which has its table in ``full``, or what makes
+            it in ``resampler`` and the one of its own size in ``resampled``.
         table: (1, prefix + N, C), all that the CUDA plan adds to the product of patches at the model's own size, None
             for stems that are not one. It and ``padded`` follow from the parameters: they are in no state dict and made
             anew when one loads. Those of other sizes are made at their first call.
         padded: (C, width), the stem's weight with zero columns, None where it needs none and a view of it does.
     """
 
+    resampled: Tensor | None
     table: Tensor | None
     padded: Tensor | None
 
@@ -83,6 +88,8 @@ class Embedding(nn.Module):
             # its output is the residual stream itself, so that there is no matrix to take the affine part
             self.pre, affine = read_norm(parts.norm_pre, like, "norm_pre")
             self.pre_weight, self.pre_bias = frozen(affine.weight), frozen(affine.bias)
+        self.resampler = None if parts.resampler is None else parts.resampler.to(like.dtype)
+        self.register_buffer("resampled", None, persistent=False)
         self.register_buffer("table", None, persistent=False)
         self.register_buffer("padded", None, persistent=False)
         self.by_patches = takes_patches(self.stem) and (self.dynamic or self.stem.strict_img_size)
@@ -93,6 +100,8 @@ class Embedding(nn.Module):
     def _derive(self) -> None:
         self.positions.clear()
         self.tables.clear()
+        if self.resampler is not None:
+            self.resampled = self.resampler(self.grid).detach()
         if self.by_patches:
             self.table = self._table(self.grid)
             self.padded = padded_matrix(self.stem)
@@ -126,13 +135,15 @@ class Embedding(nn.Module):
 
     def _state(self) -> Stamps:
         conv = getattr(self.stem, "proj", None)
-        return stamps(self.full, self.prefix, getattr(conv, "bias", None))
+        return stamps(self.full, self.resampler, self.prefix, getattr(conv, "bias", None))
 
     def _table(self, grid: Grid) -> Tensor:
         return token_table(self.stem, self.prefix, self._positions(grid), grid)
 
     def _positions(self, grid: Grid) -> Tensor | None:
         """Return the positions of the patches, (1, N, C), None for none: resampled as timm does where they must be."""
+        if (make := self.resampler) is not None:
+            return self.resampled if grid == self.grid else self.positions.get(grid, stamps(make), lambda: make(grid))
         if self.full is None:
             return self.pos_embed
         if grid == self.grid:
@@ -176,7 +187,7 @@ class Embedding(nn.Module):
 
     def _tokens(self, x: Tensor) -> Tensor:
         """Add to the stem's output what does not depend on the image."""
-        positions = self.pos_embed if self.full is None else self._positions((int(x.shape[1]), int(x.shape[2])))
+        positions = self._positions((int(x.shape[1]), int(x.shape[2]))) if self.dynamic else self.pos_embed
         if x.ndim == 4:
             x = x.flatten(1, 2)
         if positions is not None:

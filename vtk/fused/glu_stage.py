@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vtk.fused.mlp_stage import MlpStage
-from vtk.fused.onednn_prepack import wide_linear
+from vtk.fused.onednn_prepack import Rows, observed, wide_linear
 from vtk.fused.stage_input import RawTokens, Reading
 from vtk.fused.stages import Plan
 from vtk_kernels.linear_swiglu import linear_swiglu
@@ -44,10 +43,11 @@ class GluStage(MlpStage):
         """Return act(h · w_gateᵀ + b_gate) · (h · w_valueᵀ + b_value): (B, N', F)."""
         if plan.kernels and self.silu:
             return linear_swiglu(h, w, b) if isinstance(h, Tensor) else linear_swiglu(h.x, w, b, **h.options())
+        if self.silu and isinstance(h, Tensor) and not h.is_cuda and not torch.compiler.is_exporting():
+            gate, value = wide_linear(h, w, b, "silu", Rows(0, 2)), wide_linear(h, w, b, rows=Rows(1, 2))
+            return gate * value if value.requires_grad or observed() else value.mul_(gate)
         u = h.linear(w, b) if isinstance(h, RawTokens) else wide_linear(h, w, b)
         gate, value = u.chunk(2, -1)
-        if self.silu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
-            return F.silu(gate, inplace=True).mul(value)
         return self.act(gate) * value
 
     def normalizable(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Reading:

@@ -98,10 +98,7 @@ class MlpStage(Stage):
                 return linear_gelu(h, w, b)
             if choice == "cublaslt" or (self.gelu_tanh and choice != "aten"):
                 return linear_gelu_tanh(h, w, b, exact=self.gelu)
-        u = wide_linear(h, w, b)
-        if self.gelu and not u.is_cuda and not u.requires_grad and not torch.compiler.is_compiling():
-            return torch.ops.aten.gelu_(u)  # a second wide tensor costs a CPU more time than the function itself
-        return self.act(u)
+        return wide_linear(h, w, b, "gelu") if self.gelu else self.act(wide_linear(h, w, b))
 
 
 class ScalingStage(Stage):

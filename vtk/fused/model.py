@@ -142,7 +142,15 @@ class FusedViT(Graphed):
         """Make the tables for images of this size, lest a CUDA graph's capture or replay should have to.
 
         Tables of 32 sizes are kept; a further one lets them go, and the graphs that read them.
+
+        Raises:
+            UsageError: no tensor, such as the patches of images of several sizes (NaFlex).
         """
+        if not isinstance(images, Tensor):
+            raise UsageError(
+                f"a fused model takes images of one size as a tensor (B, chans, height, width), not a "
+                f"{type(images).__name__}; use the model itself for patches of several sizes"
+            )
         if not self.embed.dynamic or images.ndim != 4:
             return
         grid = self.embed.grid_of(images)

@@ -13,6 +13,9 @@ from vtk_kernels.norm import norm as kernel_norm
 
 _LAYER = (nn.LayerNorm, LayerNorm)
 _RMS = (RmsNorm, nn.RMSNorm)
+POST_NORM = "its norms stand behind attention and FFN, where no matrix can take them"
+"""Why a block with norms behind its parts is refused."""
+
 _WIDE = ("LayerNormFp32", "RmsNormFp32")
 """timm's norms that compute in fp32 whatever the input: the statistics are fp32 here anyway."""
 

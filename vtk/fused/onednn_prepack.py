@@ -1,14 +1,18 @@
-"""Wide products on AMD's processors: oneDNN with weights in its own order, where torch would call MKL.
+"""Products on a CPU by copies of their weights: in oneDNN's own order on AMD's processors, rotated pairs side by side.
 
 Torch multiplies fp32 matrices on a CPU by MKL, which does not know AMD's processors well. At the shapes of a ViT-S
-oneDNN needed 0.66 to 0.81 of MKL's time for qkv and fc1 at batch 1 and 0.83 to 0.95 at batch 8, and between 0.9 and 1
-for the narrow products back to C channels, which therefore stay as they are (AMD EPYC, 1 and 2 threads, weights from
-memory). Its weights are a second copy, of the wide matrices only. On other vendors' processors, where nothing was
-measured, torch decides.
+oneDNN with weights in its own order needed 0.88 to 0.91 of MKL's time for qkv, 0.86 to 0.92 for the products back to C
+channels with what is added to them, and GELU or SiLU in its epilogue 0.95 to 0.99 of a pass of their own (CPU time of
+one thread of an AMD EPYC, batch 1 and 8). On other vendors' processors, where nothing was measured, torch decides.
+
+A rotary embedding of channels i and i + D/2 is one pass over queries and keys as complex numbers once the two lie side
+by side: the rows of the weight that make them are put in that order. All these are second copies of the weights.
 """
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,46 +22,93 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+Post = Literal["none", "gelu", "silu"]
+"""What follows a product: nothing, the exact GELU, SiLU."""
+
+_POST: dict[Post, tuple[str, str, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "none": ("none", "", lambda y: y, lambda y: y),
+    "gelu": ("gelu", "none", F.gelu, torch.ops.aten.gelu_),
+    "silu": ("swish", "", F.silu, torch.ops.aten.silu_),
+}
+"""oneDNN's name and algorithm of each, torch's function, and the same in place."""
+
+
+class Rows(NamedTuple):
+    """Rows of a weight, and their order.
+
+    Attributes:
+        part, parts: the ``part``-th of so many equal parts.
+        rotated: of the first so many rows, those of channels i and i + D/2 of a head side by side.
+        head_dim: D.
+    """
+
+    part: int = 0
+    parts: int = 1
+    rotated: int = 0
+    head_dim: int = 0
+
+    def of(self, t: Tensor) -> Tensor:
+        """Return these rows of a weight or bias."""
+        t = t.chunk(self.parts)[self.part] if self.parts > 1 else t
+        if not self.rotated:
+            return t
+        pairs = t[: self.rotated].unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+        return torch.cat((pairs, t[self.rotated :]))
+
+
+ALL = Rows()
+
 _packed = WeakTensorKeyDictionary()
-"""Weight to (its storage, address and version, its copy in oneDNN's order)."""
+"""Weight to (its storage, address and version, its copies by rows and whether they are in oneDNN's order)."""
 
 
-def wide_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Return x · wᵀ + b as `torch.nn.functional.linear` does, by oneDNN where that is quicker.
+def wide_linear(x: Tensor, w: Tensor, b: Tensor, post: Post = "none", rows: Rows = ALL) -> Tensor:
+    """Return post(x · wᵀ + b) as torch's functions do, by oneDNN where that is quicker.
 
     Args:
         x: (..., K).
-        w: (F, K), F > K. A parameter is copied into oneDNN's order once and again when autograd's counter says it
-            changed (``w.data.add_`` escapes that counter, here as everywhere); a view is multiplied by torch.
+        w: (F, K). A parameter is copied into oneDNN's order once and again when autograd's counter says it changed
+            (``w.data.add_`` escapes that counter, here as everywhere); a view is multiplied by torch.
         b: (F).
+        post: what follows the sum.
+        rows: which rows of w and b, and in which order.
 
     Returns:
-        (..., F), contiguous; there is no gradient through oneDNN, so where one is wanted torch multiplies.
+        (..., rows), contiguous; there is no gradient through oneDNN, so where one is wanted torch multiplies.
     """
-    if not _takes(x, w):
-        return F.linear(x, w, b)
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, _in_own_order(w), b, "none", [], "")
-    return product
+    name, algorithm, function, in_place = _POST[post]
+    plain = keeps_copies(x, w)
+    if plain and x.dtype == torch.float32 and available():
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, _copy(w, rows, True), rows.of(b), name, [], algorithm)
+        return product
+    y = F.linear(x, _copy(w, rows, False) if plain and rows.rotated else rows.of(w), rows.of(b))
+    # a second wide tensor costs a CPU more time than the function itself
+    alone = not y.is_cuda and not y.requires_grad and not torch.compiler.is_compiling()
+    return in_place(y) if alone else function(y)
 
 
-def _takes(x: Tensor, w: Tensor) -> bool:
-    if x.device.type != "cpu" or x.dtype != torch.float32 or type(x) is not Tensor or type(w) is not torch.nn.Parameter:
+def keeps_copies(x: Tensor, w: Tensor) -> bool:
+    """Return whether a weight's copy may be kept and used: on a CPU, for plain tensors that nobody looks at."""
+    if x.device.type != "cpu" or type(x) is not Tensor or type(w) is not torch.nn.Parameter:
         return False
-    if observed() or w.is_inference() or not available():
+    if observed() or w.is_inference() or x.dtype != w.dtype:
         return False
     return x.numel() > 0 and not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad))
 
 
-def _in_own_order(w: Tensor) -> Tensor:
+def _copy(w: Tensor, rows: Rows, own_order: bool) -> Tensor:
     # `.data` may be exchanged: the version stays then, and the new values may lie where the old ones lay. A weak
     # reference to the old storage keeps its identity, not its memory, from being given to another
     storage, state = StorageWeakRef(w.untyped_storage()), (w.data_ptr(), w._version)
     found = _packed.get(w)
     if found is None or found[0].cdata != storage.cdata or found[1] != state:
-        found = storage, state, torch.ops.mkldnn._reorder_linear_weight(w.detach(), None)
-        _packed[w] = found
-    packed: Tensor = found[2]
-    return packed
+        found = _packed[w] = storage, state, {}
+    copies: dict[tuple[Rows, bool], Tensor] = found[2]
+    if (rows, own_order) not in copies:
+        part = rows.of(w.detach())
+        packed = torch.ops.mkldnn._reorder_linear_weight(part.contiguous(), None) if own_order else part
+        copies[rows, own_order] = packed
+    return copies[rows, own_order]
 
 
 def forget(module: nn.Module) -> None:

@@ -32,9 +32,9 @@ class RelativeBias(nn.Module):
     Attributes:
         table: (H, distances), as trained.
         index: (N, N), int32, the distance of query and key: a column of ``table``.
-        bias: (H, M, M), M ≥ N: the table by ``index``, which every pass reads; zeros beyond N. It follows from the other
-            two, is in no state dict and is written anew when one loads. For H heads and N tokens H·N² numbers a block:
-            of a ViT-B/16 at 224 px 5.6 million beside 86 million weights. Exporters get the table and the index.
+        bias: (H, M, M), M ≥ N: the table by ``index``, which every pass reads; zeros beyond N. It follows from the
+            other two, is in no state dict and is written anew when one loads. These are H·N² numbers a block: of a
+            ViT-B/16 at 224 px 5.6 million in all, beside 86 million weights. Exporters get the table and the index.
     """
 
     index: Tensor

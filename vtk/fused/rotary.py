@@ -37,6 +37,19 @@ def rotate(x: Tensor, rope: Tensor, rotate_half: bool) -> Tensor:
     return turned.to(x.dtype)
 
 
+def rotate_pairs_(x: Tensor, rope: Tensor) -> None:
+    """Rotate channels 2i and 2i + 1 of every head, in place and in one pass, as complex numbers.
+
+    Args:
+        x: (B, N, heads, D), fp32 or fp64, the last axis dense; heads are a multiple of the table's.
+        rope: (R, D) or (H, R, D), the type of x.
+    """
+    cos, sin = _by_token(rope, x.shape[1]).chunk(2, -1)
+    turns = torch.complex(cos.contiguous(), sin.contiguous())  # (N, 1 or H, D/2)
+    pairs = x.unflatten(-1, (-1, 2)).unflatten(2, (-1, turns.shape[1]) if rope.ndim == 3 else (-1, 1))
+    torch.view_as_complex(pairs).mul_(turns[:, None])
+
+
 def read_tables(embed: Tensor, rotate_half: bool, prefix: int) -> Tensor:
     """Return rotary tables from timm's form of them.
 

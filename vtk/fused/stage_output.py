@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk.fused.norms import NormSpec, normalize
-from vtk.fused.onednn_prepack import observed
+from vtk.fused.onednn_prepack import observed, wide_linear
 from vtk.fused.stage_input import Pair, RawTokens, Reading, close_with_stats, normalized
 from vtk.fused.stages import Plan, Stage
 from vtk_kernels.add_norm import add_norm
@@ -97,13 +97,16 @@ def accumulate(start: Tensor | None, bias: Tensor, pairs: Iterable[Pair]) -> Ten
     if torch.compiler.is_exporting() and start is not None:
         # exporters write a product of matrices of two axes with reshapes around it
         return sum((F.linear(a, w) for a, w in plain), start + bias)
-    total = None if start is None else start + bias
+    total = None
     for activation, matrix in plain:
-        if total is None:
-            total = F.linear(activation, matrix, bias)
+        if total is None and (start is None or activation.device.type == "cpu"):
+            total = wide_linear(activation, matrix, bias)
+            if start is not None:  # the product is this function's own, so that without autograd it need not be copied
+                total = total + start if torch.is_grad_enabled() or observed() else total.add_(start)
         else:
+            total = start + bias if total is None and start is not None else total
+            assert total is not None
             sums, product = total.flatten(0, 1), (activation.flatten(0, 1), matrix.t())
-            # `total` is this function's own, so that without autograd it need not be copied
             kept = torch.is_grad_enabled() or observed()
             flat = torch.addmm(sums, *product) if kept else sums.addmm_(*product)
             total = flat.view(total.shape)

@@ -15,7 +15,7 @@ from vtk_export.graph.precision import infer
 
 
 def split_products(proto: onnx.ModelProto) -> int:
-    """Rewrite MatMul, Add and Split into equal parts of the last axis as a MatMul and Add each, in place; return the count.
+    """Rewrite MatMul, Add and Split of the last axis as a MatMul and Add for each part, in place; return how many.
 
     The matrix and the vector are cut, so that the file grows by nothing.
     """

@@ -14,11 +14,10 @@ from timm.models import list_pretrained
 from timm.models._registry import _model_entrypoints
 from torch import nn
 
+from vtk.bank import check_architecture
 from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.models.meta_model import shapes_only
-from vtk.models.packed.forward import attention_modules
-from vtk.models.structure import unusual_part
 from vtk.training.frozen_ffn.blocks import apply_memory_mode, remove_memory_mode
 from vtk.training.policies import policy
 
@@ -32,7 +31,7 @@ _SILENT = ("Dropout", "DropPath", "Identity", "Sequential", "ModuleList")
 
 
 class Support(NamedTuple):
-    """Why each engine refuses an architecture, None where it takes it; and what ``--memory minimal`` leaves undone."""
+    """Why each engine refuses an architecture, None where it takes it; and what a memory mode leaves undone."""
 
     fuse: str | None
     bank: str | None
@@ -92,17 +91,11 @@ def _of_block(block: nn.Module) -> Hashable:
 
 def support(model: nn.Module) -> Support:
     """Return what `vtk.fuse`, `TaskBank` and ``--memory minimal`` say about a model."""
-    return Support(_refusal(_fuse, model), _refusal(_bank, model), *_memory(model))
+    return Support(_refusal(_fuse, model), _refusal(check_architecture, model), *_memory(model))
 
 
 def _fuse(model: nn.Module) -> None:
     fuse(model, keep_source=False)
-
-
-def _bank(model: Any) -> None:
-    if why := unusual_part(model):
-        raise UsageError(why)
-    attention_modules(model.blocks)
 
 
 def _memory(model: nn.Module) -> tuple[str | None, str | None]:

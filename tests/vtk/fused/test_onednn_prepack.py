@@ -109,12 +109,12 @@ def test_other_processors_and_systems_keep_torchs_way(tmp_path: Path) -> None:
     available.cache_clear()
 
 
-def test_a_fused_model_takes_it_for_the_wide_matrices_only() -> None:
+def test_a_fused_model_takes_it_for_its_matrices() -> None:
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=5).eval()
     fused, images = fuse(model), torch.randn(3, 3, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(fused(images), model(images), rtol=1e-4, atol=1e-5)
-    wide = {id(p) for name, p in fused.named_parameters() if name.endswith(("w_qkv", "w_in"))}
+    wide = {id(p) for name, p in fused.named_parameters() if name.endswith(("w_qkv", "w_in", "w_out"))}
     held = {id(p) for p in prepacked._packed}
     assert held and held < wide  # the pruned last attention multiplies by views
 

@@ -11,7 +11,7 @@ from vtk.fused.embed import HeadParts
 from vtk.fused.families.reader import Reader
 from vtk.fused.families.vision_transformer import VisionTransformerReader
 from vtk.fused.fold import Branch, fold_attention, fold_mlp
-from vtk.fused.norms import refusal
+from vtk.fused.norms import POST_NORM, refusal
 from vtk.fused.rotary import Rotary
 from vtk.fused.stages import Stage
 
@@ -51,23 +51,33 @@ class EvaReader(Reader):
 
     def stages(self, model: Any, i: int, like: Tensor, *, ffn: bool = True) -> list[Stage]:
         """Fold block ``i``; see `Reader.stages`."""
-        block, where = model.blocks[i], f"blocks.{i}"
-        if is_exactly(block, EvaBlockPostNorm):
-            raise refusal(where, block, "its norms stand behind attention and FFN, where no matrix can take them")
-        if not is_exactly(block, EvaBlock):
-            raise refusal(where, block, "only timm's EvaBlock is known here")
-        table = None
-        if model.rope is not None:
-            table = i if getattr(model, "rope_mixed", False) else 0
-            self._check_rotation(model, block.attn, f"{where}.attn")
-        attention = Branch(block, where, ("norm1", "attn", "gamma_1", "drop_path1"))
-        mlp = Branch(block, where, ("norm2", "mlp", "gamma_2", "drop_path2"))
-        return [fold_attention([attention], like, rotary=table), *([fold_mlp([mlp], like)] if ffn else [])]
+        return fold_eva_block(model, i, like, ffn=ffn, per_block=bool(getattr(model, "rope_mixed", False)))
 
-    def _check_rotation(self, model: Any, attn: Any, where: str) -> None:
-        first = model.blocks[0].attn
-        if attn.num_prefix_tokens != model.num_prefix_tokens:
-            raise refusal(where, attn, f"it leaves {attn.num_prefix_tokens} tokens unrotated, of a model with "
-                          f"{model.num_prefix_tokens} before its patches")  # fmt: skip
-        if getattr(attn, "rotate_half", False) != getattr(first, "rotate_half", False):
-            raise refusal(where, attn, "it rotates other pairs of channels than the first block")
+
+def fold_eva_block(model: Any, i: int, like: Tensor, *, ffn: bool, per_block: bool) -> list[Stage]:
+    """Fold an `EvaBlock` of a model; ``per_block`` says whether each block has rotary tables of its own.
+
+    Raises:
+        UsageError: a part that is not known.
+    """
+    block, where = model.blocks[i], f"blocks.{i}"
+    if is_exactly(block, EvaBlockPostNorm):
+        raise refusal(where, block, POST_NORM)
+    if not is_exactly(block, EvaBlock):
+        raise refusal(where, block, "only timm's EvaBlock is known here")
+    table = None
+    if model.rope is not None:
+        table = i if per_block else 0
+        _check_rotation(model, block.attn, f"{where}.attn")
+    attention = Branch(block, where, ("norm1", "attn", "gamma_1", "drop_path1"))
+    mlp = Branch(block, where, ("norm2", "mlp", "gamma_2", "drop_path2"))
+    return [fold_attention([attention], like, rotary=table), *([fold_mlp([mlp], like)] if ffn else [])]
+
+
+def _check_rotation(model: Any, attn: Any, where: str) -> None:
+    first = model.blocks[0].attn
+    if attn.num_prefix_tokens != model.num_prefix_tokens:
+        raise refusal(where, attn, f"it leaves {attn.num_prefix_tokens} tokens unrotated, of a model with "
+                      f"{model.num_prefix_tokens} before its patches")  # fmt: skip
+    if getattr(attn, "rotate_half", False) != getattr(first, "rotate_half", False):
+        raise refusal(where, attn, "it rotates other pairs of channels than the first block")

@@ -10,7 +10,7 @@ from vtk.fused.checks import is_exactly
 from vtk.fused.embed import HeadParts, TokenParts
 from vtk.fused.families.reader import Reader
 from vtk.fused.fold import Branch, fold_attention, fold_mlp
-from vtk.fused.norms import refusal
+from vtk.fused.norms import POST_NORM, refusal
 from vtk.fused.stages import Stage
 
 
@@ -35,7 +35,7 @@ class RelPosReader(Reader):
         """Fold block ``i``; see `Reader.stages`."""
         block, where = model.blocks[i], f"blocks.{i}"
         if is_exactly(block, relpos.ResPostRelPosBlock):
-            raise refusal(where, block, "its norms stand behind attention and FFN, where no matrix can take them")
+            raise refusal(where, block, POST_NORM)
         if not is_exactly(block, relpos.RelPosBlock):
             raise refusal(where, block, "only timm's RelPosBlock is known here")
         attention = Branch(block, where, ("norm1", "attn", "ls1", "drop_path1"))
