@@ -70,6 +70,18 @@ def signature(model: Any) -> Hashable:
     return type(model).__name__, frozenset(_of_block(block) for block in getattr(model, "blocks", ()))  # LeViT has none
 
 
+def shorten(model: Any) -> Any:
+    """Keep one block of each kind, the first, and return the model: the engines look at every block by itself."""
+    if hasattr(model, "blocks"):
+        kinds: dict[Hashable, nn.Module] = {}
+        for block in model.blocks:
+            kinds.setdefault(_of_block(block), block)
+        model.blocks = type(model.blocks)(kinds.values()) if isinstance(model.blocks, nn.ModuleList) else (
+            type(model.blocks)(*kinds.values())
+        )  # fmt: skip
+    return model
+
+
 def ends(model: Any) -> Hashable:
     """Return what an engine has to know beside the blocks: stem, tables, tokens, pooling and head."""
     names = tuple(n for n, _ in model.named_parameters() if not n.startswith(("blocks.", "stages.")))
