@@ -216,7 +216,7 @@ def test_strided_operands_and_further_dimensions() -> None:
 def test_no_rows() -> None:
     x, w, b = draw(2, 8, 5)
     none = linear_swiglu(x[:0].view(0, 3, 8), w, b, save_grad=True, use_triton=True)
-    assert [t.shape for t in none] == [(0, 3, 5), (0, 3, 32), (0, 3, 1, 2)]
+    assert [t.shape for t in none] == [(0, 3, 5), (0, 3, 10), (0, 3, 1, 2)]
     assert linear_swiglu_backward(x[:0], w[:5].T, none[1][:, 0], none[2][:, 0], use_triton=True).shape == (0, 10)
 
 
@@ -389,12 +389,12 @@ def test_what_does_not_fit_is_refused(arguments: tuple[Any, ...], options: dict[
 @pytest.mark.parametrize(
     "arguments,said",
     [
-        ((ONES(2, 8), ONES(7, 3), ONES(2, 32).byte(), ONES(2, 1, 2)), r"`w2` is \(7, 3\) .* it must be \(8, F\)"),
-        ((ONES(2, 8), ONES(8, 3), ONES(2, 6).byte(), ONES(2, 1, 2)), r"`q` is \(2, 6\) .* it must be \(2, 32\)"),
-        ((ONES(2, 8), ONES(8, 3), ONES(2, 32), ONES(2, 1, 2)), r"`q` is \(2, 32\) torch.float32"),
-        ((ONES(2, 8), ONES(8, 3), ONES(2, 32).byte(), ONES(2, 2)), r"`scales` is \(2, 2\) .* must be \(2, 1, 2\)"),
-        ((ONES(2, 8), None, ONES(2, 6).byte(), ONES(2, 1, 2)), r"`q` is \(2, 6\) .* it must be \(2, 32\)"),
-        ((ONES(2, 8).int(), None, ONES(2, 32).byte(), ONES(2, 1, 2)), "`g` must be floating point"),
+        ((ONES(2, 8), ONES(7, 3), ONES(2, 6).byte(), ONES(2, 1, 2)), r"`w2` is \(7, 3\) .* it must be \(8, F\)"),
+        ((ONES(2, 8), ONES(8, 3), ONES(2, 3).byte(), ONES(2, 1, 2)), r"`q` is \(2, 3\) .* it must be \(2, 6\)"),
+        ((ONES(2, 8), ONES(8, 3), ONES(2, 6), ONES(2, 1, 2)), r"`q` is \(2, 6\) torch.float32"),
+        ((ONES(2, 8), ONES(8, 3), ONES(2, 6).byte(), ONES(2, 2)), r"`scales` is \(2, 2\) .* must be \(2, 1, 2\)"),
+        ((ONES(2, 8), None, ONES(2, 6).byte(), ONES(2, 1, 2)), r"`q` is \(2, 6\) .* it must be \(2, 16\)"),
+        ((ONES(2, 8).int(), None, ONES(2, 16).byte(), ONES(2, 1, 2)), "`g` must be floating point"),
     ],
 )
 def test_backward_refuses_what_does_not_fit(arguments: tuple[Any, ...], said: str) -> None:

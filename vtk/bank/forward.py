@@ -1,6 +1,7 @@
 """The forward pass of a folded bank over packed rows of many tasks: what a CUDA graph captures.
 
-A block is seven kernels: grouped qkv, attention, grouped proj, add and norm, fc1 with GELU, fc2, add and norm. No
+A block is seven kernels: grouped qkv, attention, grouped proj, add and norm, fc1 with GELU or SwiGLU, fc2, add and
+norm; an eighth where a norm stands before fc2. No
 length and no offset is read on the host: all are in the vectors of a `Layout`. With class-token pooling the last block
 computes, after keys and values, the rows of class tokens only. Attention turns queries and keys by a table of all
 tasks' positions, of which a vector of the `Layout` gives each row's.
@@ -99,8 +100,8 @@ def _embedded(
 
 def _add_and_norm(x: Tensor, m: Tensor, norm: NormSpec | None, plan: Plan) -> tuple[Tensor, Tensor]:
     """Return x + m and its normalised form."""
-    if norm is not None and norm.kind == "layer" and plan.kernels:
-        return add_norm(x, m, norm.eps)[:2]
+    if norm is not None and plan.kernels:
+        return add_norm(x, m, norm.eps, rms=norm.kind == "rms")[:2]
     y = m.add_(x)  # callers do not use m afterwards
     return y, (y if norm is None else normalize(y, norm, plan.kernels))
 
@@ -173,8 +174,8 @@ class _Work:
             pairs = [(self.broadcast(u[0], stage.mid_scale)[None], stage.w_out)]
         else:
             pairs = list(stage.pairs(h[None], None, self.plan, split=False))
-        if norm is not None and norm.kind == "layer" and self.plan.kernels and not stage.end:
-            y, h = close_with_norm(x[None], stage.bias, pairs, norm.eps, self.plan)
+        if norm is not None and self.plan.kernels and not stage.end:
+            y, h = close_with_norm(x[None], stage.bias, pairs, norm.eps, self.plan, rms=norm.kind == "rms")
             return y[0], h[0]
         return self.end(stage, x, accumulate(None, stage.bias, pairs)[0], norm)
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.bank.architectures import ALONE
 from vtk.errors import UsageError
+from vtk.fused.rotary import read_tables
 from vtk.models.packed.forward import RowPositions, attention_modules
 from vtk.models.weights.base import tensor_hash
 
@@ -146,18 +147,11 @@ def _read_rope(model: Any, modules: Sequence[Any], size: tuple[int, int], dtype:
     if rope is None:
         return None
     embed: Tensor = _angles(model, copy.deepcopy(rope).to(dtype), size)  # as of a model of this dtype
-    half, prefix = bool(getattr(modules[0], "rotate_half", False)), model.num_prefix_tokens
-    sides = []
-    for side in reversed(embed.chunk(2, -1)):  # cos, sin
-        pair = side.chunk(2, -1) if half else (side[..., ::2], side[..., 1::2])
-        if not torch.equal(*pair):
-            raise UsageError(
-                f"cannot bank `rope` ({type(rope).__name__}): a pair's channels are turned by different angles; "
-                "serve it as a separate model"
-            )
-        sides.append(pair[0])
-    blank = [F.pad(side, (0, 0, prefix, 0), value=value) for side, value in zip(sides, (1.0, 0.0), strict=True)]
-    table = torch.cat(blank, -1).to(dtype)
+    half = bool(getattr(modules[0], "rotate_half", False))
+    try:
+        table = read_tables(embed, half, model.num_prefix_tokens).to(dtype)
+    except UsageError as error:
+        raise UsageError(f"{str(error).split('; use the back-end')[0]}; {ALONE}") from error
     return table.reshape(-1, table.shape[-3] if table.ndim == 4 else 1, *table.shape[-2:])
 
 

@@ -94,6 +94,10 @@ class MemoryChoice:
         columns = ("mode", "image", "units", "activ.", "weights", "grads", "optim.", "total", "room")
         console.table(title, columns, rows)
         console.say("image: kept for backward per image; units: per token and block, of C elements")
+        formulas = [(f.mode, f.formula) for f in self.counted if f.formula is not None]
+        if formulas:
+            said = ", ".join(f"{mode} {formula}" for mode, formula in formulas)
+            console.say(f"units as derived, hidden width ρ = {formulas[0][1].ratio:.3g} C: {said}")
         console.say(self.line)
 
 

@@ -13,6 +13,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "DINOv3 with SwiGLU": ("vit_huge_plus_patch16_dinov3", {"mlp_ratio": 2.0}),
     "EVA-02, sub-norm in attention and FFN": ("eva02_base_patch14_224", {"scale_attn_inner": True, "mlp_ratio": 2.0}),
     "EVA-02, SwiGLU packed": ("eva02_tiny_patch14_224", {"mlp_ratio": 2.0, "num_heads": 1}),
+    "EVA-02, dynamic size": ("eva02_tiny_patch14_224", {"mlp_ratio": 2.0, "dynamic_img_size": True}),
     "EVA": ("eva_giant_patch14_224", {"mlp_ratio": 2.0}),
     "Perception Encoder": ("vit_pe_core_tiny_patch16_384", {}),
     "RoPE-mixed": ("vit_small_patch16_rope_mixed_224", {}),
@@ -27,6 +28,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "shared relative positions": ("vit_srelpos_small_patch16_224", {}),
     "DeiT with a distillation token": ("deit_tiny_distilled_patch16_224", {}),
     "NaFlexViT": ("naflexvit_base_patch16_gap", {}),
+    "NaFlexViT with RoPE and gates": (
+        "naflexvit_base_patch16_gap", {"rope_type": "axial", "attn_gated": True, "scale_attn_inner_norm": True},
+    ),
     "AIMv2": ("aimv2_large_patch14_224", {}),
     "DINOv2 giant": ("vit_giant_patch14_dinov2", {"mlp_ratio": 2.0}),
 }  # fmt: skip

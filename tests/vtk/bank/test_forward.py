@@ -15,7 +15,7 @@ from vtk.bank.folded import fold
 from vtk.bank.layout import Bucket
 from vtk.card import Transform
 from vtk.errors import UsageError
-from vtk.fused.norms import NormSpec, normalize
+from vtk.fused.norms import NormSpec
 from vtk_kernels.norm import norm
 
 
@@ -36,6 +36,26 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
     # the number of tasks does not matter, the number of widths of classifiers does: one more product each
     more = lab.bank({str(i): packs[0] for i in range(3)}, dtype=torch.bfloat16, kernels=True, fused=True)
     assert launches(more, {"0": 1, "1": 2, "2": 5}).total() == found[True].total() - 2  # no cat of logits either
+
+
+def test_kernels_of_tasks_with_rotary_embedding_and_swiglu(make_lab: Any) -> None:
+    found = {}
+    for model, kwargs in (("vit_small_patch16_dinov3", {}), ("eva02_base_patch14_224", {}),
+                          ("vit_base_patch16_sapiens2", {"num_kv_heads": (2, 1)})):  # fmt: skip
+        lab = make_lab(model=model, **kwargs)
+        packs = {name: lab.pack(name, size=size, seed=i) for i, (name, size) in enumerate((("a", 32), ("b", (32, 48))))}
+        found[model] = launches(lab.bank(packs, dtype=torch.bfloat16, kernels=True), {"a": 2, "b": 1})
+    ends = {"patchify": 2, "_to_copy": 2, "cat": 1, "mm": 1, "index_select": 3, "context_broadcast": 1}
+    block = {"grouped_linear": 2 * 2 + 1, "rotary_attention": 2, "addmm": 2}
+    assert found["vit_small_patch16_dinov3"] == {**ends, **block, "add_norm": 1 + 2 * 2, "linear_gelu": 2}
+    # the norm of the mean has a kernel, and so has the sub-norm of each block
+    assert found["eva02_base_patch14_224"] == {
+        **ends, **block, "add_norm": 1 + 2 * 2 - 1, "add_": 1, "linear_swiglu": 2, "norm": 1 + 2,
+    }  # fmt: skip
+    assert found["vit_base_patch16_sapiens2"] == {  # class token: only its row of the last block is computed
+        **{k: v for k, v in ends.items() if k != "context_broadcast"}, **block, "_to_copy": 1, "index_select": 4,
+        "add_norm": 1 + 2 * 2, "linear_swiglu": 2,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -61,7 +81,7 @@ def test_the_kernels_themselves_with_padding(
         monkeypatch.setattr(fused, name, partial(getattr(fused, name), use_triton=True))
 
     def normalized(x: Any, spec: NormSpec, kernels: bool) -> Any:
-        return norm(x, spec.eps, use_triton=True)[0] if spec.kind == "layer" else normalize(x, spec, kernels)
+        return norm(x, spec.eps, rms=spec.kind == "rms", use_triton=True)[0]
 
     monkeypatch.setattr(fused, "normalize", normalized)
     monkeypatch.setattr(fused_calls, "patchify", partial(fused_calls.patchify, use_triton=True))
@@ -76,11 +96,11 @@ def test_the_kernels_themselves_with_padding(
 def test_a_model_that_cannot_be_folded(make_lab: Any, tools: Any) -> None:
     lab = make_lab(model="vit_relpos_small_patch16_224")
     pack = lab.pack("a")
-    with pytest.raises(UsageError, match=r"cannot fuse VisionTransformerRelPos.*; create the bank with fused=False$"):
+    with pytest.raises(UsageError, match=r"cannot fold `blocks.0.attn`: each .*; create the bank with fused=False$"):
         lab.bank({"a": pack}, fused=True)
     bank = lab.bank({})
     bank._graphs = BucketGraphs()  # as on CUDA
-    with pytest.raises(UsageError, match="cannot fuse"):  # nor may graphs, which were asked for, be left out silently
+    with pytest.raises(UsageError, match="cannot fold"):  # nor may graphs, which were asked for, be left out silently
         bank.add("a", pack)
     bank._graphs = None
     bank.add("a", pack)

@@ -14,7 +14,7 @@ from timm.models import list_pretrained
 from timm.models._registry import _model_entrypoints
 from torch import nn
 
-from vtk.bank.architectures import check_architecture
+from vtk.bank import check_architecture
 from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.models.meta_model import shapes_only
@@ -101,15 +101,11 @@ def _of_block(block: nn.Module) -> Hashable:
 
 def support(model: nn.Module) -> Support:
     """Return what `vtk.fuse`, `TaskBank` and ``--memory minimal`` say about a model."""
-    return Support(*(_refusal(ask, model) for ask in (_fuse, _bank, _memory)))
+    return Support(*(_refusal(ask, model) for ask in (_fuse, check_architecture, _memory)))
 
 
 def _fuse(model: nn.Module) -> None:
     fuse(model, keep_source=False)
-
-
-def _bank(model: nn.Module) -> None:
-    check_architecture(model)
 
 
 def _memory(model: nn.Module) -> None:

@@ -39,7 +39,10 @@ CASES = {
     "AIMv2": ("aimv2_large_patch14_224", {**VIT, "patch_size": 16}),
     "DINOv2 giant": ("vit_giant_patch14_dinov2", {**VIT, "patch_size": 16}),
     "gate last": ("vit_tiny_patch16_224", {**VIT, "mlp_layer": GluMlp, "act_layer": "silu"}),
-    "SwiGLU without bias": ("vit_tiny_patch16_224", {**VIT, "mlp_layer": SwiGLU, "act_layer": "silu", "proj_bias": False}),
+    "SwiGLU without bias": (
+        "vit_tiny_patch16_224",
+        {**VIT, "mlp_layer": SwiGLU, "act_layer": "silu", "proj_bias": False},
+    ),
     "CLIP's GELU": ("vit_base_patch32_clip_quickgelu_224", {**VIT, "patch_size": 16}),
     "SigLIP": ("vit_base_patch16_siglip_224", VIT),
     "distilled": ("deit_tiny_distilled_patch16_224", VIT),
@@ -116,7 +119,7 @@ def test_gated_attention_with_all_options(kind, unfused):
             rotate_half=True, **options,
         ).double()  # fmt: skip
         block.attn.fused_attn = not unfused
-        for name, p in block.attn.named_parameters():
+        for p in block.attn.parameters():
             if p.ndim == 1:
                 p.data += 0.1 * torch.randn(p.shape, dtype=p.dtype)
     check(model, (48, 32))

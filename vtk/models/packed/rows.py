@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.models.packed.positions import RowPositions, rotate
-from vtk.models.packed.segments import Segments
+from vtk.models.packed.segments import RowPositions, Segments
 from vtk.models.packed.structure import Heads, is_rms
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 from vtk_kernels.context_broadcast import context_broadcast
@@ -73,33 +72,24 @@ class Rows:
             branches: attentions that run as one.
             index: of the attention in the model, for its positions.
         """
-        rope, bias = self.positions.rope, self.positions.bias
-        if rope is not None or heads.kv != heads.count:
-            q, k, v = _split(qkv, heads)
-            if rope is not None:
-                assert self.positions.rope_row is not None
-                table = rope[min(index, len(rope) - 1)].index_select(1, self.positions.rope_row).transpose(0, 1)
-                q, k = (rotate(t, table, heads.rotate_half) for t in (q, k))
-            k, v = (t.repeat_interleave(heads.count // heads.kv, 1) for t in (k, v))
-            qkv = torch.cat([t.flatten(1) for t in (q, k, v)], 1)
-        scale = heads.dim**-0.5
-        if bias:
-            return self._attend_with_bias(qkv, heads, index, scale)
-        return packed_attention(
-            qkv, heads.count * branches, self.segments.cu_seqlens, scale=scale, max_seqlen=self.longest
-        )
-
-    def _attend_with_bias(self, qkv: Tensor, heads: Heads, index: int, scale: float) -> Tensor:
+        seen, scale = self.positions, heads.dim**-0.5
+        rope = None
+        if seen.rope is not None:
+            table = seen.rope[min(index, len(seen.rope) - 1)]
+            rope = table[0] if len(table) == 1 else table
+        count, kv = heads.count * branches, heads.kv * branches
+        if not seen.bias:
+            return packed_attention(
+                qkv, count, self.segments.cu_seqlens, scale=scale, max_seqlen=self.longest, num_kv_heads=kv,
+                rope=rope, rotate_half=heads.rotate_half, rope_row=None if rope is None else seen.rope_row,
+            )  # fmt: skip
         parts, row = [], 0
-        for images, tokens, bias in self.positions.bias:
+        for images, tokens, bias in seen.bias:
             first, row = row, row + images * tokens
-            q, k, v = qkv[first:row].view(images, tokens, 3, heads.count, heads.dim).permute(2, 0, 3, 1, 4)
-            mask = bias[min(index, len(bias) - 1)].to(q.dtype)
-            parts.append(
-                F.scaled_dot_product_attention(q, k, v, mask, scale=scale).transpose(1, 2).reshape(row - first, -1)
-            )
-        parts.append(qkv.new_zeros(self.total - row, heads.count * heads.dim))
-        return torch.cat(parts)
+            batch = qkv[first:row].unflatten(0, (images, tokens))
+            own = bias[min(index, len(bias) - 1)]
+            parts.append(packed_attention(batch, count, scale=scale, num_kv_heads=kv, attn_bias=own).flatten(0, 1))
+        return torch.cat([*parts, qkv.new_zeros(self.total - row, count * heads.dim)])
 
     def _norm(self, x: Tensor, norm: Any, layer: Layer, name: str) -> Tensor:
         """Normalise x (T, H, D) over its last axis, with each row's own weights."""

@@ -1,7 +1,7 @@
-"""Segments of a packed matrix: consecutive rows of one image, of many sizes and tasks."""
+"""Segments of a packed matrix, consecutive rows of one image, of many sizes and tasks; and positions of its rows."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,3 +56,21 @@ class Segments:
             count = len(list(group))
             yield row, count, size
             row += count * size
+
+
+@dataclass(frozen=True)
+class RowPositions:
+    """Positions of packed rows, as attention sees them.
+
+    Attributes:
+        rope: (L, 1 or H, R, D), fp32 (fp64 for fp64): a table for each attention of the model, or one for all; for each
+            head, or one for all. Row r has the cosines of D/2 angles, then their sines; tokens without a position,
+            cosines 1 and sines 0. None for no rotary embedding.
+        rope_row: (T,) int32, each row's row of the table.
+        bias: for each run of images, as many as the first number, of as many tokens as the second: (L, H, N, N), added
+            to the scores.
+    """
+
+    rope: Tensor | None = None
+    rope_row: Tensor | None = None
+    bias: Sequence[tuple[int, int, Tensor]] = ()

@@ -1,8 +1,9 @@
 """Training of attention with frozen norms and FFNs, which keeps less for the backward pass.
 
 `apply_memory_mode` changes how the blocks of a timm Vision Transformer run while they train. Per token and block, in
-units of C elements, the modes keep: ``plain`` 10, ``gelu8`` 8, ``recompute`` 6, ``minimal`` 3; full fine-tuning keeps
-16.
+units of C bf16 elements, the modes keep of a plain block, whose hidden layer is ρ C wide: ``plain`` 6 + ρ, ``gelu8``
+6 + ρ/2, ``recompute`` 6, ``minimal`` 3; full fine-tuning keeps 8 + 2ρ. Of a block with SwiGLU: 6 + 3ρ, 6 + 1.06ρ, 6 and
+3; full fine-tuning 8 + 4ρ (see `vtk.training.frozen_ffn.formula`).
 """
 
 from vtk._lazy import attach
@@ -12,6 +13,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "MemoryPlan": "vtk.training.frozen_ffn.blocks",
         "apply_memory_mode": "vtk.training.frozen_ffn.blocks",
+        "obstacles": "vtk.training.frozen_ffn.blocks",
         "remove_memory_mode": "vtk.training.frozen_ffn.blocks",
     },
 )

@@ -1,7 +1,7 @@
 """The attention of a block while it trains with a frozen norm, from normalised tokens to what is added to them.
 
-All classes of attention are one here: projections, norms of heads, rotary embedding, relative positions, shared heads of
-keys, a norm and a gate behind. What the engine does not compute itself runs as timm's modules do.
+All classes of attention are one here: projections, norms of heads, rotary embedding, relative positions, shared heads
+of keys, a norm and a gate behind. What the engine does not compute itself runs as timm's modules do.
 """
 
 import functools
@@ -75,8 +75,9 @@ def _project(attn: Any, source: Tensor, gamma: Tensor | None, beta: Tensor | Non
         w, b = _projections(attn, source)
         return affine_linear(source, gamma, beta, w, b)
     found = [_linear_of(source, gamma, beta, layer) for layer in layers]
-    if getattr(attn, "q_bias", None) is not None:
-        found[0] = found[0] + parts.projection_bias(attn)
+    own = parts.projection_bias(attn) if getattr(attn, "q_bias", None) is not None else None
+    if own is not None:  # beside a layer that has none
+        found[0] = found[0] + own.to(source.dtype)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.training.finetune_config import MemoryMode
+from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn import parts, rules
 from vtk.training.frozen_ffn.fold import forget
 from vtk.training.frozen_ffn.handover import link, unlink
@@ -92,6 +92,18 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
         why = "no weight at or before the blocks is trained, so nothing is kept for them"
         return MemoryPlan(mode, 0, len(blocks), (why,), idle=True)
     return MemoryPlan(mode, changed, len(blocks), tuple(reasons))
+
+
+def obstacles(model: nn.Module) -> tuple[str, ...]:
+    """Return why blocks of ``model`` would not follow every mode in full; empty where all do. Nothing is changed.
+
+    Args:
+        model: which parameters are trained must be settled; may be on the meta device.
+    """
+    blocks = [m for m in model.modules() if parts.is_block(m)]
+    if not blocks:
+        return (f"{type(model).__name__} has no block the engine knows",)
+    return tuple(dict.fromkeys(note for block in blocks for mode in MODES for note in rules.choose(block, mode)[1]))
 
 
 def remove_memory_mode(model: nn.Module) -> None:

@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
+from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vtk.models.devices import DTYPES
 from vtk.training.finetune_config import MODES, MemoryMode
 from vtk.training.frozen_ffn.blocks import apply_memory_mode, remove_memory_mode
+from vtk.training.frozen_ffn.formula import KeptUnits, kept_units
+from vtk.training.frozen_ffn.parts import is_block
 from vtk.training.policies.policy import train_mode
 
 
@@ -33,6 +36,7 @@ class Footprint:
         weights: parameters, buffers, and in bf16 and fp16 the casts of trained masters.
         gradients: of trained parameters.
         optimizer: state of the optimizer, and the average of the trained weights where one is kept.
+        formula: of the units, in the hidden ratio ρ; None where none is derived.
     """
 
     mode: MemoryMode
@@ -43,6 +47,7 @@ class Footprint:
     weights: int
     gradients: int
     optimizer: int
+    formula: KeptUnits | None = None
 
     @property
     def fixed(self) -> int:
@@ -59,9 +64,10 @@ class Footprint:
 
     def to_dict(self, batch: int) -> dict[str, Any]:
         """Return plain JSON values."""
-        values = {f"{k}_bytes": v for k, v in asdict(self).items() if k not in ("mode", "units")}
+        values = {f"{k}_bytes": v for k, v in asdict(self).items() if k not in ("mode", "units", "formula")}
         total = {"activations_bytes": self.activations(batch), "total_bytes": self.total(batch)}
-        return {"mode": self.mode, "units": self.units, **values, **total}
+        derived = None if self.formula is None else {"formula": str(self.formula), "hidden_ratio": self.formula.ratio}
+        return {"mode": self.mode, "units": self.units, "derived": derived, **values, **total}
 
 
 def footprints(
@@ -99,7 +105,9 @@ def join_footprints(found: Sequence[Footprint], shared: Sequence[int]) -> Footpr
         return first
     names = ("image", "constant", "working", "weights", "gradients", "optimizer")
     total = {name: sum(getattr(f, name) for f in found) for name in names}
-    return Footprint(first.mode, units=first.units, **{**total, "weights": total["weights"] - sum(shared[1:])})
+    return Footprint(
+        first.mode, units=first.units, formula=first.formula, **{**total, "weights": total["weights"] - sum(shared[1:])}
+    )
 
 
 def _count(
@@ -109,10 +117,11 @@ def _count(
     apply_memory_mode(twin, mode)
     image, constant = _per_image(twin, size, dtype, to_images)
     tokens, width, working = _widths(twin, size, dtype)
-    units = None
+    units = formula = None
     if rest is not None and tokens:
+        formula = kept_units(twin, dtype)
         units = (image - rest) / (tokens * width * len(twin.blocks) * dtype.itemsize)  # type: ignore[arg-type]
-    return Footprint(mode, image, constant, units, working, **numbers)
+    return Footprint(mode, image, constant, units, working, **numbers, formula=formula)
 
 
 def _numbers(model: nn.Module, dtype: torch.dtype, moments: float) -> dict[str, int]:
@@ -143,11 +152,27 @@ def _twin(model: nn.Module, dtype: torch.dtype, fake: FakeTensorMode) -> nn.Modu
 
 
 def _without_blocks(twin: nn.Module) -> nn.Module | None:
-    if not isinstance(getattr(twin, "blocks", None), nn.Sequential):
+    if not _in_a_row(twin):
         return None
     empty = copy.copy(twin)
-    empty._modules = {**twin._modules, "blocks": nn.Sequential()}
+    through = _Through()
+    blocks = nn.Sequential(through) if isinstance(twin.blocks, nn.Sequential) else nn.ModuleList([through])
+    empty._modules = {**twin._modules, "blocks": blocks}
     return empty
+
+
+class _Through(nn.Module):
+    """In place of all blocks: its result needs a gradient, as theirs does, so that what is behind keeps as much."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return x if x.requires_grad else x.detach().requires_grad_()
+
+
+def _in_a_row(model: nn.Module) -> bool:
+    """Tell whether a model has ``blocks`` that follow each other and map tokens to tokens."""
+    blocks = getattr(model, "blocks", None)
+    known = isinstance(blocks, nn.ModuleList) and all(map(is_block, blocks))
+    return (isinstance(blocks, nn.Sequential) or known) and len(blocks) > 0
 
 
 def _per_image(model: nn.Module, size: Sequence[int], dtype: torch.dtype, to_images: bool) -> tuple[int, int]:
@@ -167,8 +192,10 @@ def _widths(model: nn.Module, size: Sequence[int], dtype: torch.dtype) -> tuple[
     for module in model.modules():
         if isinstance(module, nn.Linear):
             widest = max(widest, module.out_features, module.in_features)
-    blocks = getattr(model, "blocks", None)
-    if isinstance(blocks, nn.Sequential) and len(blocks):
+        elif isinstance(module, SwiGLU):  # gate and value are two layers
+            widest = max(widest, 2 * module.fc2.in_features)
+    if _in_a_row(model):
+        blocks: Any = model.blocks
         hook = blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         with torch.no_grad():
             model(torch.empty(2, *size, dtype=dtype))

@@ -5,8 +5,8 @@
 torch's autograd keeps q, k, v, o and logsumexp together. Called apart, forward and backward may have q, k and v
 computed twice and kept never; the gradients are SDPA's, bit for bit. On CUDA the kernel is FlashAttention's, or cuDNN's
 where that was measured to be quicker forward and backward together (``kept_attention`` of `vtk_kernels.choices`). Where
-torch has neither (fp32 and fp64 on CUDA, head sizes that are no multiple of 8 there, a bias there, other devices), plain
-matrix products do the same a few images at a time; so they do for the gradient of a bias.
+torch has neither (fp32 and fp64 on CUDA, head sizes that are no multiple of 8 there, a bias there, other devices),
+plain matrix products do the same a few images at a time; so they do for the gradient of a bias.
 """
 
 import math

@@ -25,7 +25,7 @@ _FOLDED: "weakref.WeakKeyDictionary[nn.Module, tuple[_Key, Folded]]" = weakref.W
 def folded(
     norm: Any, layers: Sequence[Any], dtype: torch.dtype, rows: Sequence[slice] | None = None
 ) -> Folded | None:  # fmt: skip
-    """Return the weights (Fᵢ, C), one behind the other in memory, and the bias (ΣF) of layers with a norm's affine part.
+    """Return weights (Fᵢ, C), one behind the other in memory, and the bias (ΣF) of layers with a norm's affine part.
 
     They are made anew where one of the tensors has been moved or written to.
 

@@ -87,7 +87,9 @@ def prepare(qkv: Sequence[Tensor], heads: Heads) -> tuple[Tensor, Tensor, Tensor
         q, k = (rotate(x, heads.rope, heads.half) for x in (q, k))
     groups = heads.queries // heads.keys
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return q, *(x if groups == 1 else x.repeat_interleave(groups, dim=1) for x in (k, v))
+    if groups > 1:
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    return q, k, v
 
 
 def prepare_backward(

@@ -3,8 +3,8 @@
     y = x ⊙ cos + R(x) ⊙ sin,    R: (a, b) → (−b, a) for each pair of channels
 
 The table is timm's: sines, then cosines, each with both entries of a pair. A pair is channels (i, i + D/2), or
-(2i, 2i + 1). Tokens before the last N' (class and register tokens) are not rotated. In 16 bits a rotation is computed in
-the table's type and rounded once.
+(2i, 2i + 1). Tokens before the last N' (class and register tokens) are not rotated. In 16 bits a rotation is computed
+in the table's type and rounded once.
 """
 
 import torch
