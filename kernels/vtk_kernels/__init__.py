@@ -9,7 +9,8 @@ many kernels a call starts on CUDA. Importing this package asks nothing of Trito
     linear, linear_residual      linear layer behind a folded norm, and with the residual in front of one
     linear_gelu                  linear layer and GELU; `linear_gelu_backward` its gradient from 8 bits
     linear_swiglu                gated linear layer; `linear_swiglu_backward` its gradient from 8 bits
-    packed_attention             attention over one packed matrix of queries, keys and values
+    packed_attention             attention over one packed matrix of queries, keys and values; also with rotary
+                                 embedding, norms of heads, fewer heads of keys and values, and an additive bias
     grouped_linear               a linear layer per group of rows
     splitk_linear                a product in slices, for few rows
     quantize_rows, add_norm_e4m3 rows in eight bits with a scale each, also behind GELU; residual, norm and that

@@ -34,6 +34,8 @@ from vtk_kernels._segments import check_segments
 from vtk_kernels._short_attention import fits, short_attention
 from vtk_kernels.choices import choose, device_name
 
+__all__ = ["HeadNorms", "packed_attention", "packed_attention_ref"]
+
 LAUNCHES["packed_attention"] = 1
 
 MAX_HEAD_DIM = 128
@@ -174,7 +176,8 @@ def packed_attention(
         rope_row: (B, N) or (T,), int32: each token's row of ``rope``; None: token n of an image or segment has row n.
         qk_norm: norms of queries and keys over the channels of a head; or None.
         attn_bias: (H, M, M), any floating type, M at least the tokens of an image: added to the logits of query i and
-            key j. None for 0.
+            key j. None for 0. Alone and on CUDA it goes to SDPA, or to the kernel where SDPA would copy it and thereby
+            move an eighth more bytes: rows that do not begin at multiples of 8 elements, in few images.
         use_triton: None: on CUDA in fp16 and bf16 the kernel or SDPA, as `vtk_kernels.choices` says; False: torch;
             True: the kernel, with no gradient.
 

@@ -352,11 +352,12 @@ def test_what_runs_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel(Heads(5, 5), 64, None, None, 1.0, torch.ones(2, 4))  # without another part it is the packed kernel's
     assert kernel(Heads(5, 5, rope), 64, None, 1) and kernel(Heads(5, 5, rope), 32) and kernel(Heads(4, 2, rope))
     assert not kernel(Heads(5, 5, rope, qk_norm=norm)) and kernel(Heads(4, 2))
-    assert kernel(Heads(5, 5, None, False, None, None, torch.ones(5, 9, 9)))  # which SDPA would copy
-    assert kernel(Heads(5, 5, None, False, None, None, torch.ones(5, 8, 8).half()))
-    padded = torch.ones(5, 9, 16)[..., :9]
-    assert not kernel(Heads(5, 5, None, False, None, None, padded))
-    assert kernel(Heads(5, 5, None, False, None, None, padded), 64, torch.tensor([0, 4], dtype=torch.int32))
+    bias = torch.ones(5, 9, 9)  # which SDPA would copy: 2 · 5 · 16 elements beside 2 · 4 · 5 · 4 · 4 + 5 · 16
+    assert kernel(Heads(5, 5, attn_bias=bias), 4) and not kernel(Heads(5, 5, attn_bias=bias))
+    assert kernel(Heads(5, 5, attn_bias=torch.ones(5, 8, 8).half()), 4)
+    padded = torch.empty(5, 16, 16)[:, :9, :9]
+    assert not kernel(Heads(5, 5, attn_bias=padded), 4)
+    assert kernel(Heads(5, 5, attn_bias=padded), 4, torch.tensor([0, 4], dtype=torch.int32))
 
 
 def with_leaves(heads: Heads, rope: Tensor, attn_bias: Tensor, *weights: Tensor) -> Heads:

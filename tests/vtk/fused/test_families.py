@@ -16,6 +16,7 @@ from tests.vtk.fused.conftest import randomize
 from vtk.errors import UsageError
 from vtk.fused import FusedViT, count_launches, fuse, separate_qkv
 from vtk.fused.stages import Plan
+from vtk.models.create import build_model
 
 SIZE = (8, 12)
 """Pixels: a grid of 2 × 3."""
@@ -145,9 +146,9 @@ def test_naflex_at_its_own_size_and_others(case: str) -> None:
 
 
 def test_naflex_takes_the_size_of_its_weights_and_no_mixed_patches() -> None:
-    model = naflex()
-    model.pretrained_cfg = {"input_size": (3, 16, 24)}
-    fused = fuse(model)
+    small = {"patch_size": 4, "embed_dim": 32, "num_heads": 2, "depth": 1}
+    made = build_model("naflexvit_base_patch16_gap", img_size=(16, 24), num_classes=5, pretrained=False, kwargs=small)
+    fused = fuse(made.model.eval())
     assert fused.image_size == (16, 24)
     patches = {"patches": torch.zeros(1, 6, 48), "patch_coord": torch.zeros(1, 6, 2), "patch_valid": torch.ones(1, 6)}
     with pytest.raises(UsageError, match=r"images of one size.*not a dict"):

@@ -14,12 +14,14 @@ pytest.importorskip("peft")
 from peft import PeftModel
 
 from vtk.bank.bank import TaskBank
+from vtk.card import InputSpec
 from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
+from vtk.packs.to_peft import called_leaves
 from vtk.training.finetune import finetune, memory_report
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
@@ -56,7 +58,7 @@ def low(config, weights):
 
 def injected(tiny, *, targets=("qkv", "proj"), rank=4, dropout=0.0, seed=0, **kwargs):
     """A model with factors, B not zero, and what is trained by the policy."""
-    from vtk.card import InputSpec, ModelSpec
+    from vtk.card import ModelSpec
     from vtk.models.create import Created
 
     spec = InputSpec(32, 32, 3, (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9, "crop")
@@ -308,10 +310,12 @@ def test_targets_that_are_not_there_are_refused_by_name(tiny):
         lora.target_modules(bare, ("qkv",), set())
 
 
-def test_a_weight_that_is_read_and_not_called_is_refused(config):
-    small = ("depth=2", "embed_dim=32", "num_heads=2")
+def test_a_weight_that_is_read_and_not_called_is_refused(tiny):
+    model = tiny()
+    model.blocks[0].attn.forward = lambda x, **_: x @ model.blocks[0].attn.qkv.weight[:32].T
+    called = called_leaves(model, InputSpec(32, 32, 3, (0.5,) * 3, (0.5,) * 3, "bicubic", 0.9, "crop"))
     with pytest.raises(UsageError, match=r"reads the weight of blocks\.0\.attn\.qkv without calling it"):
-        finetune(config(train="lora", model="beit_base_patch16_224", model_kwargs=small))
+        lora.target_modules(model, ("qkv", "proj"), called)
 
 
 @pytest.mark.parametrize(
