@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.vtk.fused.conftest import randomize
 from vtk.errors import UsageError
-from vtk.fused import FusedViT, fuse
+from vtk.fused import FusedViT, fuse, to_fp8
 from vtk.fused.kernel_count import Counting, count
 from vtk.fused.sizes import MOST
 from vtk.fused.stages import Plan
@@ -266,6 +266,20 @@ def test_refusals_name_the_part(kwargs: dict[str, Any], change: Callable[[Any], 
         change(model)
     with pytest.raises(UsageError, match=f"cannot fuse {said}.*"):
         fuse(model)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"embed_dim": 48}, "rotary positions"),
+        ({"use_rot_pos_emb": False, "scale_attn_inner": True}, "a norm before its second layer"),
+        ({"use_rot_pos_emb": False, "swiglu_mlp": True}, "a gated FFN"),
+    ],
+)
+def test_fp8_refuses_what_it_would_leave_out(kwargs: dict[str, Any], said: str) -> None:
+    model = fuse(eva(**{"embed_dim": 48, "num_heads": 3, **kwargs}), torch.float32)
+    with pytest.raises(UsageError, match=rf"`stages.\d` has {said}, which has no form in fp8; use bf16"):
+        to_fp8(model)
 
 
 @pytest.mark.parametrize(
