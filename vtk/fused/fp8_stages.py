@@ -13,7 +13,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage
+from vtk.fused.glu_stage import GluStage
 from vtk.fused.mlp_stage import MlpStage, ScalingStage
 from vtk.fused.rounding import round_matrix
 from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens, check_matrix
@@ -118,12 +120,25 @@ class Fp8Scaling(Fp8Stage):
         return y
 
 
+def _unknown(stage: Any) -> str | None:
+    """Return a part of a stage that `Fp8Stage` would leave out; None for none."""
+    if getattr(stage, "rotary", None) is not None:
+        return "a rotary embedding"
+    if getattr(stage, "sub_norm", None) is not None:
+        return "a norm before its second layer"
+    if getattr(stage, "w_gate", None) is not None:
+        return "gated attention"
+    return "a gated FFN" if isinstance(stage, GluStage) else None
+
+
 def fp8_stage(stage: Stage, where: str) -> Fp8Stage:
     """Return a stage's form in fp8; its matrices are taken away from it.
 
     Raises:
-        UsageError: a matrix that no fp8 product takes.
+        UsageError: a matrix that no fp8 product takes, or a part that has no form in fp8.
     """
+    if part := _unknown(stage):
+        raise UsageError(f"`{where}` has {part}, which has no form in fp8; use bf16 or fp16")
     if isinstance(stage, ScalingStage):
         return Fp8Scaling(stage, where)
     if isinstance(stage, AttentionStage):
