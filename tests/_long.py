@@ -77,7 +77,6 @@ KEPT = {
     "tests/vtk/runtime/test_backends.py::test_compile_makes_one_static_program_per_batch_size": 0,
     "tests/vtk/bank/test_bank.py::test_a_mixed_batch_equals_single_task_models": 2,
     "tests/vtk/bank/test_bank.py::test_every_part_of_timm_s_model": 4,
-    "tests/vtk/bank/test_forward.py::test_the_kernels_themselves_with_padding": 1,
     "tests/vtk/bank/test_layout.py::test_padding_reaches_no_row": 3,
     "tests/vtk/bank/test_neighbours.py::test_a_faulty_image_touches_no_row_but_its_own": 4,
     "tests/vtk/bank/test_memory_report.py::test_the_least_recently_used_go": 1,

@@ -14,7 +14,7 @@ from timm.models import list_pretrained
 from timm.models._registry import _model_entrypoints
 from torch import nn
 
-from vtk.bank.architectures import check_architecture
+from vtk.bank import check_architecture
 from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.models.meta_model import shapes_only
