@@ -3,8 +3,8 @@
     python benchmarks/fp16_export.py vit_small_patch16_dinov3 eva02_small_patch14_224
 
 Architectures are whole, with random weights far from timm's zeros, and ten classes. The file is fused where that can be
-and runs in ONNX Runtime on the CPU at the gate's batch sizes; a row has the largest error of a logit against torch in fp32.
-One that fails is said so and leaves no row; docs/reference/architectures.md shows the last row of each.
+and runs in ONNX Runtime on the CPU at the gate's batch sizes. A row has the largest error of a logit against torch in
+fp32. One that fails is said so and leaves no row; docs/reference/architectures.md shows the last row of each.
 """
 
 import argparse
