@@ -259,8 +259,8 @@ def _pair(affine: Affine) -> tuple[Tensor, Tensor]:
 def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
     """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters.
 
-    Where q and k are rotated, their channels are put in the order of ``rotate_half``, and the tables are constants: those
-    of the model's own size, the only one that it takes from then on.
+    Where q and k are rotated, their channels are put in the order of ``rotate_half``, and the tables are constants:
+    those of the model's own size, the only one that it takes from then on.
 
     Args:
         model: of `fuse`.
