@@ -53,7 +53,7 @@ class AttentionStage(Stage):
         w_out: (C, P·A), A = H·D.
         w_q, w_k, w_v, b_q, b_k, b_v: the three apart, after `separate_qkv` only.
         divisor: of the scores, after `separate_qkv` where q has no 1/√D in it.
-        rotation: with constant tables, after `separate_qkv` of a model of one size.
+        rotation: with constant tables, after `separate_qkv` only.
         num_heads, num_kv_heads, head_dim: P·H, P·K, D.
         rotary: which of the model's rotary tables turns q and k (`vtk.fused.rotary.Rotary`), None for none.
         rotate_half: which channels it turns together.
@@ -145,7 +145,7 @@ class AttentionStage(Stage):
             assert self.w_qkv is not None
             o = self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
         elif self.w_qkv is None:
-            o = attend_separately(self, h, queries, rope)
+            o = attend_separately(self, h, queries)
         elif queries is not None and self.qk_norm is None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: nothing is computed that nobody reads
             o = self._few_queries(h, queries, rope)
@@ -261,21 +261,20 @@ def _pair(affine: Affine) -> tuple[Tensor, Tensor]:
     return affine.weight, affine.bias
 
 
-def separate_qkv(model: nn.Module, *, divide_scores: bool = False, fixed_size: bool = True) -> None:
+def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
     """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters.
 
-    Where q and k are rotated, their channels are put in the order of ``rotate_half``.
+    Where q and k are rotated, their channels are put in the order of ``rotate_half``, and the tables are constants:
+    those of the model's own size, the only one that it takes from then on.
 
     Args:
         model: of `fuse`.
         divide_scores: the form of ONNX Runtime: 1/√D is taken out of q and the scores are divided by √D, except with
             qk-norm, whose weights hold it, and with a rotary embedding, which no fusion of scores takes; the halves of
             a head are exchanged by one gather, the quickest on its CPU. Else they are put together in the other order.
-        fixed_size: rotary tables are those of the model's own size, as constants.
     """
     rotary = getattr(model, "rotary", None)
-    tables = rotary.table.unbind(0) if rotary is not None and fixed_size else None
-    turns = rotations(tables, gather=divide_scores)
+    turns = rotations(() if rotary is None else rotary.table.unbind(0), gather=divide_scores)
     for stage in model.modules():
         if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
             plain = stage.qk_norm is None and stage.rotary is None
@@ -288,7 +287,7 @@ def separate_qkv(model: nn.Module, *, divide_scores: bool = False, fixed_size: b
                 setattr(stage, f"b_{name}", frozen(b * scale))
             if stage.rotary is not None:
                 _order_head_norms(stage)
-                stage.rotation = turns[stage.rotary] if turns else None
+                stage.rotation = turns[stage.rotary]
                 stage.rotate_half = True
             stage.w_qkv, stage.divisor = None, factor
 

@@ -31,35 +31,29 @@ class Rotation(nn.Module):
     def __init__(self, rope: Tensor, *, gather: bool) -> None:
         """Take a table (N, D) or (H, N, D) of cosines, then sines."""
         super().__init__()
-        self.cos, self.sin = (frozen(t) for t in _both_halves(rope))
+        cos, sin = rope.chunk(2, -1)
+        self.cos, self.sin = frozen(torch.stack((cos, cos), -2)), frozen(torch.stack((-sin, sin), -2))
         self.register_buffer("order", torch.tensor([1, 0]) if gather else None, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rotate (B, H, N, D)."""
-        return _rotated(x, self.cos, self.sin, self.order)
+        """Rotate (B, H, N', D), the first N' tokens of an image."""
+        cos, sin = self.cos, self.sin
+        if x.shape[2] < cos.shape[-3]:
+            cos, sin = (t[..., : x.shape[2], :, :] for t in (cos, sin))
+        if self.order is None:
+            swapped = torch.cat(x.chunk(2, -1)[::-1], -1)
+            return x * cos.flatten(-2) + swapped * sin.flatten(-2)
+        halves = x.unflatten(-1, (2, -1))
+        return (halves * cos + halves.index_select(-2, self.order) * sin).flatten(-2)
 
 
-def _both_halves(rope: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = rope.chunk(2, -1)
-    return torch.stack((cos, cos), -2), torch.stack((-sin, sin), -2)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, order: Tensor | None) -> Tensor:
-    if order is None:
-        swapped = torch.cat(x.chunk(2, -1)[::-1], -1)
-        return x * cos.flatten(-2) + swapped * sin.flatten(-2)
-    halves = x.unflatten(-1, (2, -1))
-    return (halves * cos + halves.index_select(-2, order) * sin).flatten(-2)
-
-
-def attend_separately(stage: Any, h: Tensor, queries: int | None, rope: Tensor | None) -> Tensor:
+def attend_separately(stage: Any, h: Tensor, queries: int | None) -> Tensor:
     """Return the attention of an `AttentionStage` after `separate_qkv`.
 
     Args:
         stage: with ``w_q`` and the others.
         h: normalised tokens (B, N, C).
         queries: compute so many of the first tokens only, None for all.
-        rope: table of these images, (N, D) or (H, N, D), for a stage whose `Rotation` holds none.
 
     Returns:
         (B, N', H·D).
@@ -70,10 +64,10 @@ def attend_separately(stage: Any, h: Tensor, queries: int | None, rope: Tensor |
     if stage.qk_norm is not None:
         q, k = stage.qk_norm(q, k)
     q, v = q.transpose(1, 2), v.transpose(1, 2)  # (B, H, N', D), (B, K, N, D)
-    if stage.rotary is None:
+    if stage.rotation is None:
         k = k.permute(0, 2, 3, 1)
     else:
-        q, k = _turn(stage, q, rope), _turn(stage, k.transpose(1, 2), rope).transpose(2, 3)
+        q, k = stage.rotation(q), stage.rotation(k.transpose(1, 2)).transpose(2, 3)
     tokens, groups = q.shape[2], stage.num_heads // stage.num_kv_heads
     if groups > 1:  # heads that share keys are so many more queries: nothing is copied
         q = q.unflatten(1, (-1, groups)).flatten(2, 3)
@@ -89,20 +83,9 @@ def attend_separately(stage: Any, h: Tensor, queries: int | None, rope: Tensor |
     return o.transpose(1, 2).flatten(2)
 
 
-def _turn(stage: Any, x: Tensor, rope: Tensor | None) -> Tensor:
-    if stage.rotation is None:  # tables of the size at hand, made in the graph
-        assert rope is not None
-        return _rotated(x, *_both_halves(rope[..., : x.shape[2], :]), None)
-    rotation: Rotation = stage.rotation
-    if rotation.cos.shape[-3] == x.shape[2]:
-        return rotation(x)
-    cos, sin = (t[..., : x.shape[2], :, :] for t in (rotation.cos, rotation.sin))
-    return _rotated(x, cos, sin, rotation.order)
-
-
-def rotations(tables: Sequence[Tensor] | None, *, gather: bool) -> list[Rotation]:
+def rotations(tables: Sequence[Tensor], *, gather: bool) -> list[Rotation]:
     """Return a `Rotation` for each table of a model; blocks of one table share it."""
-    return [Rotation(table, gather=gather) for table in tables or ()]
+    return [Rotation(table, gather=gather) for table in tables]
 
 
 def halves_in_order(w: Tensor, b: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
