@@ -40,7 +40,7 @@ def difference(model: nn.Module, fused: FusedViT, size: tuple[int, int] = SIZE) 
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     apart, divided = copy.deepcopy(fused), copy.deepcopy(fused)
     separate_qkv(apart)
-    separate_qkv(divided, divide_scores=True, fixed_size=False)
+    separate_qkv(divided, divide_scores=True)
     with torch.no_grad():
         expected = model(x)
         found = [fused(x), *(fused.compute(x, Plan(True, ln_folded=folds)) for folds in (False, True))]
