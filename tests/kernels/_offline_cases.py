@@ -99,7 +99,7 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
             qkv = empty(rows, n, 3 * 64 * k, dtype=dtype)
             for half in (True, False):
                 turned = Heads(k, k, fp32(n, 64), half)
-                yield f"{op} {'half' if half else 'pairs'} {at}", _rotary.launch, qkv, turned
+                yield f"{op} {at}" if half else f"{op} pairs {at}", _rotary.launch, qkv, turned
                 yield f"{op} prepared {'half' if half else 'pairs'} {at}", prepared, qkv, turned
         elif op == "linear_gelu":
             q = empty(rows, n, dtype=torch.uint8)
