@@ -143,11 +143,11 @@ def _check_known(part: nn.Module, where: str) -> None:
         UsageError: names it.
     """
     found = {
-        "rotary positions": getattr(part, "rotary", None) is not None,
-        "a gated attention": getattr(part, "w_gate", None) is not None,
+        "a rotary embedding": getattr(part, "rotary", None) is not None,
+        "gated attention": getattr(part, "w_gate", None) is not None,
         "a norm before its second layer": getattr(part, "sub_norm", None) is not None,
         "a gated FFN": isinstance(part, GluStage),
     }
     for what, there in found.items():
         if there:
-            raise UsageError(f"`{where}` has {what}, which has no form in fp8; use bf16, or fp16")
+            raise UsageError(f"`{where}` has {what}, which has no form in fp8; use bf16 or fp16")

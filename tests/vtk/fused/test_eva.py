@@ -271,7 +271,7 @@ def test_refusals_name_the_part(kwargs: dict[str, Any], change: Callable[[Any], 
 @pytest.mark.parametrize(
     ("kwargs", "said"),
     [
-        ({"embed_dim": 48}, "rotary positions"),
+        ({"embed_dim": 48}, "a rotary embedding"),
         ({"use_rot_pos_emb": False, "scale_attn_inner": True}, "a norm before its second layer"),
         ({"use_rot_pos_emb": False, "swiglu_mlp": True}, "a gated FFN"),
     ],

@@ -39,7 +39,7 @@ def difference(model: nn.Module, fused: FusedViT, size: tuple[int, int] = SIZE) 
     """Largest error relative to the largest logit: torch's plan, the kernels' in both forms, and that of exporters."""
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     apart, divided = copy.deepcopy(fused), copy.deepcopy(fused)
-    separate_qkv(apart, fixed_size=False)
+    separate_qkv(apart)
     separate_qkv(divided, divide_scores=True, fixed_size=False)
     with torch.no_grad():
         expected = model(x)
