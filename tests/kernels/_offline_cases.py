@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
             for label, first, launcher, *arguments in slices(channels, branches):
                 yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "S" and branches == 2)
     for size, shape in GATED.items():
-        for label, first, launcher, *arguments in gated(*shape):
+        for label, first, launcher, *arguments in gated(*shape, size.startswith("EVA")):
             yield Case(f"{label} {size}", launcher, tuple(arguments), first and size == "EVA-02 B/14")
     for dtype in (torch.bfloat16, torch.float16):
         for label, launcher, *arguments in measured(dtype):
@@ -254,7 +254,7 @@ def products(c: int, branches: int) -> Iterator[tuple[Any, ...]]:
     yield f"grouped_linear_backward scaled {p}", False, _grouped_kernels.backward_launch, g, rows, tiles, 16, scale
 
 
-def gated(n: int, c: int, f: int) -> Iterator[tuple[Any, ...]]:
+def gated(n: int, c: int, f: int, sub_norm: bool) -> Iterator[tuple[Any, ...]]:
     """Yield both products of a SwiGLU MLP: behind a norm, before a sub-norm, in training; fc2 behind the sub-norm."""
     w, b, w2, vector = empty(2 * f, c), empty(2 * f), empty(c, f), empty(c)
     counters = empty(counters_needed(8 * n, c), dtype=torch.int32)
@@ -263,7 +263,7 @@ def gated(n: int, c: int, f: int) -> Iterator[tuple[Any, ...]]:
         eight, few = batch == 8, batch == 1
         yield f"linear_swiglu b{batch}", False, _swiglu_kernel.launch, x, w, b
         yield f"linear_swiglu stats b{batch}", eight, _swiglu_kernel.launch, x, w, b, None, None, False, True
-        yield f"linear_swiglu folded b{batch}", few, _swiglu_kernel.launch, x, w, b, known, EPS, False, True
+        yield f"linear_swiglu folded b{batch}", few, _swiglu_kernel.launch, x, w, b, known, EPS, False, sub_norm
         yield f"linear_swiglu RMS b{batch}", eight, _swiglu_kernel.launch, x, w, None, known, EPS, True
         yield f"linear RMS b{batch}", False, _linear_launch, x, empty(3 * c, c), empty(3 * c), known, EPS, True
         fc2 = h, w2, vector, x

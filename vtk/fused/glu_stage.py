@@ -9,6 +9,7 @@ from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.onednn_prepack import Rows, observed, wide_linear
 from vtk.fused.stage_input import RawTokens, Reading
 from vtk.fused.stages import Plan
+from vtk_kernels.choices import choose
 from vtk_kernels.linear_swiglu import linear_swiglu
 
 
@@ -42,7 +43,11 @@ class GluStage(MlpStage):
     def activated(self, h: Reading, w: Tensor, b: Tensor, plan: Plan) -> Tensor:
         """Return act(h · w_gateᵀ + b_gate) · (h · w_valueᵀ + b_value): (B, N', F)."""
         if plan.kernels and self.silu:
-            return linear_swiglu(h, w, b) if isinstance(h, Tensor) else linear_swiglu(h.x, w, b, **h.options())
+            if isinstance(h, RawTokens):
+                return linear_swiglu(h.x, w, b, **h.options())
+            rows = h.shape[0] * h.shape[1]
+            if choose("linear_swiglu", rows, w.shape[0], w.shape[1], h.dtype, plan.device_name) == "triton":
+                return linear_swiglu(h, w, b)
         if self.silu and isinstance(h, Tensor) and not h.is_cuda and not torch.compiler.is_exporting():
             gate, value = wide_linear(h, w, b, "silu", Rows(0, 2)), wide_linear(h, w, b, rows=Rows(1, 2))
             return gate * value if value.requires_grad or observed() else value.mul_(gate)

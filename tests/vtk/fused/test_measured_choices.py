@@ -75,6 +75,14 @@ def test_the_compiled_model_takes_the_choices_of_the_plain_one(named: str) -> No
         assert plain["splitk_linear"] == plain["linear_gelu"] == 1
 
 
+def test_a_gated_layer_is_one_kernel_or_torchs() -> None:
+    size = {"img_size": 224, "embed_dim": 192, "num_heads": 3, "depth": 2}  # hidden layers of 512, gate and value
+    gated = {**ENTRY, "op": "linear_swiglu", "n": 1024, "k": 192, "choice": "aten"}
+    choices.use([{**gated, "rows": rows} for rows in (1, 257)])
+    plain, compiled = operations(fuse(timm.create_model("eva02_tiny_patch14_224", **size), torch.float16), 1)
+    assert plain == compiled and not plain["linear_swiglu"]
+
+
 def test_counting_asks_no_card() -> None:
     counts = []
     for table in ([], TABLES["folded"]):
