@@ -32,8 +32,8 @@ evaluated and exports as plain PyTorch; the columns say what more it gets.
 - **fuse**: [`vtk.fuse`](../guides/fused.md) folds it for inference ({fuse} sets).
 - **bank**: a [`TaskBank`](../guides/bank.md) serves many tasks on one base of it ({bank} sets).
 - **memory**: [`--memory minimal`](../guides/memory.md) does all it says for its blocks ({memory} sets).
-- **fp16 export**: the largest error of an fp16 ONNX file against fp32, relative to the largest output, with random
-  weights, where `vtk export onnx --dtype fp16` was run; else –.
+- **fp16 export**: the largest error of a logit of an fp16 ONNX file in ONNX Runtime against torch in fp32, with random
+  weights, where `vtk export onnx --dtype fp16` was run and passed its gate; else –.
 
 What is refused is so by name: the [last section](#refused) has the reasons.
 """

@@ -14,7 +14,7 @@ from timm.models import list_pretrained
 from timm.models._registry import _model_entrypoints
 from torch import nn
 
-from vtk.bank.architectures import check_architecture
+from vtk.bank import check_architecture
 from vtk.errors import UsageError
 from vtk.fused import fuse
 from vtk.models.meta_model import shapes_only
@@ -70,6 +70,18 @@ def signature(model: Any) -> Hashable:
     return type(model).__name__, frozenset(_of_block(block) for block in getattr(model, "blocks", ()))  # LeViT has none
 
 
+def shorten(model: Any) -> Any:
+    """Keep one block of each kind, the first, and return the model: the engines look at every block by itself."""
+    if hasattr(model, "blocks"):
+        kinds: dict[Hashable, nn.Module] = {}
+        for block in model.blocks:
+            kinds.setdefault(_of_block(block), block)
+        model.blocks = type(model.blocks)(kinds.values()) if isinstance(model.blocks, nn.ModuleList) else (
+            type(model.blocks)(*kinds.values())
+        )  # fmt: skip
+    return model
+
+
 def ends(model: Any) -> Hashable:
     """Return what an engine has to know beside the blocks: stem, tables, tokens, pooling and head."""
     names = tuple(n for n, _ in model.named_parameters() if not n.startswith(("blocks.", "stages.")))
@@ -89,15 +101,11 @@ def _of_block(block: nn.Module) -> Hashable:
 
 def support(model: nn.Module) -> Support:
     """Return what `vtk.fuse`, `TaskBank` and ``--memory minimal`` say about a model."""
-    return Support(*(_refusal(ask, model) for ask in (_fuse, _bank, _memory)))
+    return Support(*(_refusal(ask, model) for ask in (_fuse, check_architecture, _memory)))
 
 
 def _fuse(model: nn.Module) -> None:
     fuse(model, keep_source=False)
-
-
-def _bank(model: nn.Module) -> None:
-    check_architecture(model)
 
 
 def _memory(model: nn.Module) -> None:

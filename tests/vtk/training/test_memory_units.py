@@ -2,7 +2,7 @@
 
 import pytest
 import timm
-from timm.layers import SwiGLU
+from timm.layers import LayerNormFp32, SwiGLU
 
 from tests.vtk.training.test_memory_families import CASES
 from vtk.models.meta_model import shapes_only
@@ -81,6 +81,7 @@ def test_which_models_follow_every_mode():
         ("beit_base_patch16_224", {}, None),
         ("vit_tiny_patch16_224", {"mlp_layer": SwiGLU}, "gates are GELU, and 8 bits are for SiLU's"),
         ("vit_tiny_patch16_224", {"act_layer": "relu"}, "activations are ReLU"),
+        ("vit_tiny_patch16_224", {"norm_layer": LayerNormFp32}, "norms are LayerNormFp32"),
         ("eva02_tiny_patch14_224", {"use_post_norm": True}, "Eva has no block the engine knows"),
         ("vit_dwee_patch16_reg1_gap_256", {}, "attention is DiffAttention"),
     ):
