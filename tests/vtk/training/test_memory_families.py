@@ -222,3 +222,24 @@ def test_blocks_in_a_list_hand_their_norm_on():
     with Count() as count:
         gradients(model, (48, 32))
     assert count.names["vtk_training::normalise"] == 1 and count.names["vtk_training::add_normalise"] == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["DINOv3", "EVA-02, sub-norm", "Sapiens2", "RoPE-mixed", "BEiT", "AIMv2"])
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_gpu(case, mode):
+    """Gradients of the kernels and of torch's, in bf16, against timm's in fp64."""
+    name, kwargs = CASES[case]
+    heads = {"num_heads": 4, "num_kv_heads": (2, 4)} if case == "Sapiens2" else {"num_heads": 2}
+    model = build(name, {**kwargs, "embed_dim": 128, **heads})
+    size = kwargs["img_size"]
+    size = size if isinstance(size, tuple) else (size, size)
+    _, exact = gradients(copy.deepcopy(model), size)
+    model = model.float().cuda()
+    apply_memory_mode(model, mode)
+    Bf16().prepare(model, [n for n, p in model.named_parameters() if p.requires_grad])
+    policy.train_mode(model)
+    images = torch.randn(3, 3, *size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    F.cross_entropy(model(images.float().cuda()).float(), torch.arange(3, device="cuda")).backward()
+    found = {n: p.grad.double().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    assert cosine(found, exact) >= 0.995
