@@ -135,7 +135,8 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if i else c for i, c in enumerate(COMPILED)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILED)
 def test_compiled_models_give_the_same_gradients(case):
     mode, (name, kwargs) = COMPILED[case], CASES[case]
     model = build(name, {**kwargs, "depth": 1} if "num_kv_heads" not in kwargs else kwargs)
@@ -192,6 +193,7 @@ def test_autocast_and_bf16_are_as_exact_as_timms():
             assert all(d <= 2 * distance[None] + 1e-3 * (m == "act8") + 1e-5 for m, d in distance.items()), distance
 
 
+@pytest.mark.slow
 def test_bytes_for_swiglu_cost_about_as_much_as_bf16_rounding():
     """At a real width, with and without a sub-norm: what rounding the weights does to the gradients of the blocks."""
     for name in ("vit_small_plus_patch16_dinov3", "eva02_base_patch16_clip_224"):
