@@ -135,7 +135,8 @@ COMPILED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.slow) if i else c for i, c in enumerate(COMPILED)])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILED)
 def test_compiled_models_give_the_same_gradients(case):
     mode, (name, kwargs) = COMPILED[case], CASES[case]
     model = build(name, {**kwargs, "depth": 1} if "num_kv_heads" not in kwargs else kwargs)
@@ -192,6 +193,7 @@ def test_autocast_and_bf16_are_as_exact_as_timms():
             assert all(d <= 2 * distance[None] + 1e-3 * (m == "act8") + 1e-5 for m, d in distance.items()), distance
 
 
+@pytest.mark.slow
 def test_bytes_for_swiglu_cost_about_as_much_as_bf16_rounding():
     """At a real width, with and without a sub-norm: what rounding the weights does to the gradients of the blocks."""
     for name in ("vit_small_plus_patch16_dinov3", "eva02_base_patch16_clip_224"):
@@ -222,3 +224,24 @@ def test_blocks_in_a_list_hand_their_norm_on():
     with Count() as count:
         gradients(model, (48, 32))
     assert count.names["vtk_training::normalise"] == 1 and count.names["vtk_training::add_normalise"] == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ["DINOv3", "EVA-02, sub-norm", "Sapiens2", "RoPE-mixed", "BEiT", "AIMv2"])
+@pytest.mark.parametrize("mode", MODES)
+def test_on_a_gpu(case, mode):
+    """Gradients of the kernels and of torch's, in bf16, against timm's in fp64."""
+    name, kwargs = CASES[case]
+    heads = {"num_heads": 4, "num_kv_heads": (2, 4)} if case == "Sapiens2" else {"num_heads": 2}
+    model = build(name, {**kwargs, "embed_dim": 128, **heads})
+    size = kwargs["img_size"]
+    size = size if isinstance(size, tuple) else (size, size)
+    _, exact = gradients(copy.deepcopy(model), size)
+    model = model.float().cuda()
+    apply_memory_mode(model, mode)
+    Bf16().prepare(model, [n for n, p in model.named_parameters() if p.requires_grad])
+    policy.train_mode(model)
+    images = torch.randn(3, 3, *size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    F.cross_entropy(model(images.float().cuda()).float(), torch.arange(3, device="cuda")).backward()
+    found = {n: p.grad.double().cpu() for n, p in model.named_parameters() if p.grad is not None}
+    assert cosine(found, exact) >= 0.995

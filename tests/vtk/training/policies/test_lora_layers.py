@@ -252,6 +252,26 @@ def test_memory_modes_give_autograds_gradients(tiny, mode, dropout):
         assert float((found[name] - grad).norm() / grad.norm()) <= bound, name
 
 
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [("vit_small_patch16_dinov3_qkvb", ("qkv", "proj")), ("eva02_base_patch16_clip_224", ("q_proj", "v_proj"))],
+)
+def test_memory_modes_of_eva_give_autograds_gradients(name, targets):
+    """With biases beside qkv, and with factors on two of its three layers."""
+    sizes = {"embed_dim": 32, "num_heads": 2, "depth": 2, "img_size": 32, "num_classes": 3}
+    model, _, trained = injected(lambda **_: timm.create_model(name, **sizes), targets=targets)
+    model.double()
+    y, expected = gradients(model, IMAGES.double())
+    assert expected.keys() == trained
+    for mode in ("plain", "recompute", "minimal"):
+        plan = apply_memory_mode(model, mode)
+        assert plan.changed == 2 and ("LoRA" in (plan.note or "")) == (mode == "minimal")
+        again, found = gradients(model, IMAGES.double())
+        assert torch.allclose(again, y, rtol=1e-12, atol=1e-12) and found.keys() == trained
+        for key, grad in expected.items():
+            assert float((found[key] - grad).norm() / grad.norm()) <= 1e-12, (mode, key)
+
+
 def test_a_layer_that_is_merged_or_switched_off_computes_as_peft_does(tiny):
     model, _, _ = injected(tiny)
     apply_memory_mode(model, "recompute")
