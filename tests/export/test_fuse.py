@@ -151,7 +151,8 @@ def test_the_scale_stands_where_the_files_run_time_looks_for_it(
 ) -> None:
     seen = []
 
-    def form(model: nn.Module, fuse: bool | None, *, vits: bool, divide_scores: bool) -> nn.Module:
+    def form(model: nn.Module, fuse: bool | None, *, vits: bool, divide_scores: bool, fixed_size: bool) -> nn.Module:
+        assert fixed_size  # without --dynamic-size rotary tables are constants
         seen.append(divide_scores)
         raise DataError("far enough")
 

@@ -243,8 +243,7 @@ def test_linear_swiglu_takes_every_tile_of_gate_and_value_once(
 
 @pytest.mark.parametrize(
     "k,rms",
-    [(136, False), (136, True), (PIECE * (MANY // 2 + 1), False), (PIECE * (MANY + 1) + 8, False),
-     (PIECE * (MANY + 1) + 8, True)],
+    [(136, False), (136, True), (PIECE * (MANY // 2 + 1), False), (PIECE * (MANY + 1) + 8, True)],
 )  # fmt: skip
 def test_statistics_of_short_and_of_long_rows(k: int, rms: bool, hopper: list[tuple[int, ...]]) -> None:
     """They are read behind the sums, or before them where there are many."""

@@ -11,7 +11,8 @@ from vtk.fused.few_queries import few_queries
 from vtk.fused.norms import Affine, NormSpec, normalize_parts
 from vtk.fused.onednn_prepack import ALL, Rows, keeps_copies, wide_linear
 from vtk.fused.relative_bias import RelativeBias
-from vtk.fused.rotary import rotate, rotate_pairs_
+from vtk.fused.rotary import rotate, rotate_packed_, turns_of
+from vtk.fused.separate import Rotation, attend_separately, half_order, halves_in_order, rotations
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
 from vtk_kernels._heads import HeadNorms
@@ -52,6 +53,7 @@ class AttentionStage(Stage):
         w_out: (C, P·A), A = H·D.
         w_q, w_k, w_v, b_q, b_k, b_v: the three apart, after `separate_qkv` only.
         divisor: of the scores, after `separate_qkv` where q has no 1/√D in it.
+        rotation: with constant tables, after `separate_qkv` only.
         num_heads, num_kv_heads, head_dim: P·H, P·K, D.
         rotary: which of the model's rotary tables turns q and k (`vtk.fused.rotary.Rotary`), None for none.
         rotate_half: which channels it turns together.
@@ -103,6 +105,8 @@ class AttentionStage(Stage):
         self.w_gate, self.b_gate = (None, None) if gate is None else map(frozen, gate)
         self.attn_bias = attn_bias
         self.divisor: float | None = None
+        self._turns: tuple[Tensor, int, int, Tensor] | None = None  # a table, its version, tokens, and `turns_of` it
+        self.rotation: Rotation | None = None
 
     def widest(self) -> int:
         """(P·H + 2·P·K)·D."""
@@ -141,7 +145,7 @@ class AttentionStage(Stage):
             assert self.w_qkv is not None
             o = self._attend_packed(h.linear(self.w_qkv, self.b_qkv), queries, rope, plan.kernels)
         elif self.w_qkv is None:
-            o = self._separate(h, queries, rope)
+            o = attend_separately(self, h, queries)
         elif queries is not None and self.qk_norm is None and not plan.kernels:
             # a CPU is short of arithmetic, not of launches: nothing is computed that nobody reads
             o = self._few_queries(h, queries, rope)
@@ -173,11 +177,15 @@ class AttentionStage(Stage):
     def _turned(self, h: Tensor, queries: int | None, rope: Tensor) -> Tensor:
         """Attention on a CPU, whose time goes into passes over memory: q and k are rotated together, in place."""
         assert self.w_qkv is not None
-        both = sum(self.widths[:2])
+        both = self.widths[0] + self.widths[1]
         rows = Rows(rotated=both, head_dim=self.head_dim) if self.rotate_half else ALL
         qkv = wide_linear(h, self.w_qkv, self.b_qkv, rows=rows)
-        rotate_pairs_(self._heads(qkv[..., :both]), rope)
-        q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
+        if self._turns is None or self._turns[0] is not rope or self._turns[1:3] != (rope._version, h.shape[1]):
+            self._turns = rope, rope._version, h.shape[1], turns_of(rope, h.shape[1])
+        rotate_packed_(qkv, both, self._turns[3])
+        q, k, v = qkv.view(*qkv.shape[:2], -1, self.head_dim).split(
+            (self.num_heads, self.num_kv_heads, self.num_kv_heads), 2
+        )
         return self._attend(q, k, v, None, queries=queries)
 
     def _few_queries(self, h: Tensor, queries: int, rope: Tensor | None) -> Tensor:
@@ -201,21 +209,6 @@ class AttentionStage(Stage):
             k, v = F.linear(h, *k_), F.linear(h, *v_)
             o = self._attend(self._heads(q), self._heads(k), self._heads(v), rope, i)
             yield self._finished(o, h, queries, None, i), out
-
-    def _separate(self, h: Tensor, queries: int | None, rope: Tensor | None) -> Tensor:
-        # for exporters: three products and one softmax between two products, the form that the attention fusions of
-        # ONNX Runtime and TensorRT look for
-        q = F.linear(h if queries is None else h[:, :queries], self.w_q, self.b_q)
-        k, v = F.linear(h, self.w_k, self.b_k), F.linear(h, self.w_v, self.b_v)
-        q, k, v = self._prepared(self._heads(q), self._heads(k), self._heads(v), rope)
-        q, k, v = q.transpose(1, 2), k.permute(0, 2, 3, 1), v.transpose(1, 2)
-        scores = torch.matmul(q, k)
-        if self.divisor is not None:
-            scores = scores / self.divisor
-        if self.attn_bias is not None:
-            scores = scores + self.attn_bias()[:, : scores.shape[2], : scores.shape[3]]
-        o = torch.matmul(torch.softmax(scores, -1), v)  # (B, H, N', D)
-        return o.transpose(1, 2).flatten(2)
 
     def _heads(self, t: Tensor) -> Tensor:
         """(B, N, H·D) → (B, N, H, D)."""
@@ -271,15 +264,37 @@ def _pair(affine: Affine) -> tuple[Tensor, Tensor]:
 def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
     """Give every attention of a fused model three matrices in place of a packed one, in place, for exporters.
 
+    Where q and k are rotated, their channels are put in the order of ``rotate_half``, and the tables are constants:
+    those of the model's own size, the only one that it takes from then on.
+
     Args:
         model: of `fuse`.
-        divide_scores: take 1/√D out of q and divide the scores by √D; not with qk-norm, whose weights hold it.
+        divide_scores: the form of ONNX Runtime: 1/√D is taken out of q and the scores are divided by √D, except with
+            qk-norm, whose weights hold it, and with a rotary embedding, which no fusion of scores takes; the halves of
+            a head are exchanged by one gather, the quickest on its CPU. Else they are put together in the other order.
     """
+    rotary = getattr(model, "rotary", None)
+    turns = rotations(() if rotary is None else rotary.table.unbind(0), gather=divide_scores)
     for stage in model.modules():
         if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
-            factor = stage.head_dim**0.5 if divide_scores and stage.qk_norm is None else None
+            plain = stage.qk_norm is None and stage.rotary is None
+            factor = stage.head_dim**0.5 if divide_scores and plain else None
             for name, w, b in zip("qkv", stage.w_qkv.split(stage.widths), stage.b_qkv.split(stage.widths), strict=True):
+                if stage.rotary is not None and not stage.rotate_half and name != "v":
+                    w, b = halves_in_order(w, b, stage.head_dim)
                 scale = factor if name == "q" and factor is not None else 1.0
                 setattr(stage, f"w_{name}", frozen(w * scale))
                 setattr(stage, f"b_{name}", frozen(b * scale))
+            if stage.rotary is not None:
+                _order_head_norms(stage)
+                stage.rotation = turns[stage.rotary]
+                stage.rotate_half = True
             stage.w_qkv, stage.divisor = None, factor
+
+
+def _order_head_norms(stage: AttentionStage) -> None:
+    if stage.qk_norm is None or stage.rotate_half:
+        return
+    order = half_order(stage.head_dim, stage.b_qkv.device)
+    for name in ("q_weight", "q_bias", "k_weight", "k_bias"):
+        setattr(stage.qk_norm, name, frozen(getattr(stage.qk_norm, name)[:, order]))

@@ -12,16 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 import torch
-from timm.models.vision_transformer import ParallelThingsBlock, VisionTransformer
+from timm.models.vision_transformer import ParallelThingsBlock
 from torch import Tensor, nn
 
 from vtk import console
 from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.fused import fuse, separate_qkv
+from vtk.fused.families.registry import READERS
+from vtk.fused.model import FusedViT
 from vtk.packages import require
 from vtk_export.graph.attention_rank import four_axes
 from vtk_export.graph.rewrite import complete_norms, reorder_bias, reorder_gelu
+from vtk_export.graph.rms_norms import divide_rms_norms
 from vtk_export.graph.sizes import Sizes, guard_sizes
 
 
@@ -30,21 +33,30 @@ def is_parallel(model: nn.Module) -> bool:
     return any(isinstance(m, ParallelThingsBlock) and m.num_parallel > 1 for m in model.modules())
 
 
-def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True) -> nn.Module:
+def is_rotary(graph: nn.Module) -> bool:
+    """Return whether a form to export has rotary tables."""
+    return any(isinstance(module, FusedViT) and module.rotary is not None for module in graph.modules())
+
+
+def choose_form(
+    model: nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True, fixed_size: bool = True
+) -> nn.Module:  # fmt: skip
     """Return the model to export: its `export_form`, or itself.
 
     Args:
         model: the model.
         fuse: True asks for `export_form`, False for the model; None gives the first to models with parallel branches.
-        vits: None gives it to every Vision Transformer.
-        divide_scores: of `export_form`.
+        vits: None gives it to every model of a family that `fuse` knows.
+        divide_scores, fixed_size: of `export_form`.
 
     Raises:
         UsageError: asked for, and a part of the model cannot be fused. Unasked, that is said, and the model returned.
     """
-    if fuse or (fuse is None and (is_parallel(model) or (vits and isinstance(model, VisionTransformer)))):
+    if fuse or (
+        fuse is None and (is_parallel(model) or (vits and isinstance(model, tuple(reader.kind for reader in READERS))))
+    ):
         try:
-            return export_form(model, divide_scores=divide_scores)
+            return export_form(model, divide_scores=divide_scores, fixed_size=fixed_size)
         except UsageError as error:
             if fuse:
                 raise
@@ -52,7 +64,7 @@ def choose_form(model: nn.Module, fuse: bool | None, *, vits: bool = False, divi
     return model
 
 
-def export_form(model: nn.Module, *, divide_scores: bool = True) -> nn.Module:
+def export_form(model: nn.Module, *, divide_scores: bool = True, fixed_size: bool = True) -> nn.Module:
     """Return the folded, merged model with one node per norm and q, k and v as three products.
 
     That is the form that the attention fusions of ONNX Runtime and TensorRT look for; only standard operators are used.
@@ -63,11 +75,17 @@ def export_form(model: nn.Module, *, divide_scores: bool = True) -> nn.Module:
         model: a Vision Transformer.
         divide_scores: divide the scores, as ONNX Runtime wants it; False to leave 1/√D in q's weights, which TensorRT
             wants and which keeps fp16 scores small.
+        fixed_size: height and width are the model's own; position and rotary tables are constants.
 
     Raises:
         UsageError: a part of the model cannot be fused; it is named.
     """
     fused = fuse(model, keep_source=False)
+    if fused.embed.dynamic and not fixed_size:
+        raise UsageError(
+            "a fused file of this model has its position tables as constants of one size; leave out --fuse or "
+            "--dynamic-size"
+        )
     separate_qkv(fused, divide_scores=divide_scores)
     return fused
 
@@ -134,6 +152,7 @@ def convert(
     reorder_gelu(proto.graph)
     reorder_bias(proto.graph)
     complete_norms(proto.graph)
+    divide_rms_norms(proto)
     if sizes:
         _name_sides(proto.graph)
         guard_sizes(proto, sizes)

@@ -25,6 +25,8 @@ HEAD_SIZES = range(16, 257, 8)
 _BETWEEN = frozenset({"Cast", "Identity", "Dropout", "QuantizeLinear", "DequantizeLinear"})
 _MASKS = frozenset({"Add", "Where"})
 _MOVES = _BETWEEN | {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Gather", "Flatten"}
+_TURNS = frozenset({"Concat", "Neg"})
+"""Of a rotary embedding: all parts that are put together come from one product."""
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv"})
 
@@ -132,7 +134,7 @@ def _trace(view: View, name: str) -> _Origin:
             name = _other(view, node)
             if node.op_type != "Add" and _is_scalar(view, next(n for n in node.input if n != name)):
                 scale.append(node)
-        elif node.op_type in _MOVES | _NORMS:
+        elif node.op_type in _MOVES | _NORMS | _TURNS:
             name = node.input[0]
         else:
             return _Origin(None, scale)

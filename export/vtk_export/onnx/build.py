@@ -15,7 +15,8 @@ from vtk_export.gate.images import GateInputs
 from vtk_export.gate.judge import Judgement
 from vtk_export.gate.neighbours import Dependence
 from vtk_export.gate.verify import GateRow
-from vtk_export.graph.convert import choose_form, convert, explicit_attention
+from vtk_export.graph.biased_products import bias_products, split_products
+from vtk_export.graph.convert import choose_form, convert, explicit_attention, is_rotary
 from vtk_export.graph.nonfinite import mark_rows
 from vtk_export.graph.opset17 import lower
 from vtk_export.graph.outputs import WithFeatures, append_softmax, output_names, split_classifier
@@ -91,7 +92,7 @@ def build(
         divide_scores = spec.dtype == "fp32" and not spec.for_tensorrt
     if spec.for_tensorrt:
         explicit_attention(model)
-    form = {"vits": vits, "divide_scores": divide_scores}
+    form = {"vits": vits, "divide_scores": divide_scores, "fixed_size": not spec.dynamic_size}
     if spec.output == "logits":
         graph = choose_form(model, spec.fuse, **form)
         fused = graph is not model
@@ -104,6 +105,10 @@ def build(
     proto = convert(graph, card.input, opset=spec.opset, static_batch=spec.static_batch, names=raw,
                     sizes=sizes)  # fmt: skip
     _check_resize(proto, spec)
+    if spec.dtype == "fp32" and not spec.int8 and not spec.for_tensorrt:
+        split_products(proto)
+        if is_rotary(graph):
+            bias_products(proto)
     del graph
     if spec.softmax:
         append_softmax(proto)

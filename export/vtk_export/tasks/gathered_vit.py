@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import RmsNorm
+from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -112,6 +113,8 @@ class GatheredViT(nn.Module):
             UsageError: something differs that cannot be stacked, by name.
         """
         super().__init__()
+        for model in models:
+            _join_biases(model)
         self.model: Any = models[0]
         self._current = _Current()
         self._names = {key: key.replace(".", "_") for key in _different(models)}
@@ -161,6 +164,21 @@ class GatheredViT(nn.Module):
             raise _refusal(where or "the model", f"it is a {type(modules[0]).__name__}")
         parent, _, leaf = where.rpartition(".")
         setattr(self.model.get_submodule(parent), leaf, new)
+
+
+def _join_biases(model: nn.Module) -> None:
+    """Put the biases of q, k and v, which EVA-02 and DINOv3 keep beside their packed layer, into it, in place.
+
+    They are then a task's own as those of other layers are; a bias apart is no layer that could be replaced.
+    """
+    for module in model.modules():
+        attn: Any = module
+        if type(module) is EvaAttention and attn.qkv is not None and attn.q_bias is not None:
+            packed = nn.Linear(attn.qkv.in_features, attn.qkv.out_features, bias=False, device="meta")
+            packed.weight = attn.qkv.weight
+            packed.bias = nn.Parameter(torch.cat([attn.q_bias, attn.k_bias, attn.v_bias]).detach(), False)
+            attn.qkv = packed
+            attn.q_bias = attn.k_bias = attn.v_bias = None
 
 
 def _different(models: Sequence[nn.Module]) -> list[str]:

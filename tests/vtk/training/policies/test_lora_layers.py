@@ -235,7 +235,7 @@ def gradients(model, images):
     return y.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("mode", ["plain", "gelu8", "recompute", "minimal"])
+@pytest.mark.parametrize("mode", ["plain", "act8", "recompute", "minimal"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_memory_modes_give_autograds_gradients(tiny, mode, dropout):
     model, _, trained = injected(tiny, dropout=dropout, init_values=0.5)
@@ -247,7 +247,7 @@ def test_memory_modes_give_autograds_gradients(tiny, mode, dropout):
     again, found = gradients(model, IMAGES.double())
     assert found.keys() == expected.keys() == trained
     assert torch.allclose(again, y, rtol=1e-13, atol=1e-13)
-    bound = 4e-3 if mode == "gelu8" else 1e-12
+    bound = 4e-3 if mode == "act8" else 1e-12
     for name, grad in expected.items():
         assert float((found[name] - grad).norm() / grad.norm()) <= bound, name
 
@@ -339,7 +339,7 @@ def test_flags_that_contradict(config, changes, message):
 def test_dry_run_counts_factors_and_fp16(low, tiny):
     flags = {"dry_run": True, "precision": "fp16", "weights": None, "pretrained": False}
     report = memory_report(low(**flags, model_kwargs=("depth=1", "embed_dim=32", "num_heads=2")))
-    assert [f.mode for f in report.counted] == ["plain", "gelu8", "recompute", "minimal"]
+    assert [f.mode for f in report.counted] == ["plain", "act8", "recompute", "minimal"]
     model, _, trained = injected(tiny, rank=8, depth=1)
     count = sum(p.numel() for n, p in model.named_parameters() if n in trained)
     assert {f.optimizer for f in report.counted} == {8 * count}  # two fp32 moments of what is trained
