@@ -3,6 +3,8 @@
 import timm.models.vision_transformer as vit
 from torch import nn
 
+EXAMPLES = "such as vit_small_patch16_224, deit3_small_patch16_224 and vit_small_patch14_dinov2"
+"""Models of timm's VisionTransformer; its Eva has names that begin with vit_, too."""
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 
 
@@ -13,7 +15,7 @@ def unusual_part(model: nn.Module) -> str | None:
     """
     kind = type(model)
     if not isinstance(model, vit.VisionTransformer) or type(model.blocks) is not nn.Sequential:
-        return f"{kind.__name__} is not timm's VisionTransformer (vit_*, deit_*, deit3_*)"
+        return f"{kind.__name__} is not timm's VisionTransformer ({EXAMPLES})"
     for name in _FORWARDS:
         if getattr(kind, name) is not getattr(vit.VisionTransformer, name):
             return f"{kind.__name__} has its own `{name}`"

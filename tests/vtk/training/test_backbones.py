@@ -112,7 +112,7 @@ def test_a_run_is_evaluated_merged_converted_exported_and_predicts(config, photo
         assert main([*map(str, argv), "--json"]) == 0, argv
         return json.loads(capsys.readouterr().out)
 
-    assert command("eval", run.task, photos)["metrics"]["top1"] == run.metrics.top1
+    assert command("eval", run.task, photos)["top1"] == run.metrics.top1
     command("tasks", "merge", run.task, "--out", tmp_path / "merged.safetensors")
     state = load_checkpoint(tmp_path / "merged.safetensors").model.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in task.model.state_dict().items())
@@ -130,6 +130,6 @@ def test_a_run_is_evaluated_merged_converted_exported_and_predicts(config, photo
     with torch.no_grad():
         np.testing.assert_allclose(found, task.model(images).numpy(), rtol=1e-4, atol=1e-5)
     picture = next(Path(photos).glob("val/red/*.png"))
-    labels = [command("predict", source, picture)["images"][0]["labels"][0]["label"]
+    labels = [command("predict", source, picture)["predictions"][0]["labels"][0]
               for source in (run.task, tmp_path / "pack.vtkbundle", tmp_path / "onnx" / "model.onnx")]  # fmt: skip
     assert len(set(labels)) == 1

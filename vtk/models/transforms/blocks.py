@@ -9,11 +9,10 @@ from timm.models.pit import PoolingVisionTransformer
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.models.structure import EXAMPLES
 
 Where = Literal["mlp", "msa"]
 
-EXAMPLES = "such as vit_small_patch16_224, deit3_small_patch16_224 and vit_small_patch14_dinov2"
-"""Models of timm's VisionTransformer: names that begin with vit_ are also those of its Eva."""
 _KNOWN = f"timm's VisionTransformer ({EXAMPLES}), PiT and MLP-Mixer"
 
 

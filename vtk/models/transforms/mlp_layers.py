@@ -19,7 +19,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
-from vtk.models.transforms.blocks import EXAMPLES
+from vtk.models.structure import EXAMPLES
 from vtk.models.transforms.registry import register
 
 Design = Literal["relu", "bn", "no-norm"]

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTra
 from torch import nn
 
 from vtk.errors import UsageError
-from vtk.models.transforms.blocks import EXAMPLES
+from vtk.models.structure import EXAMPLES
 from vtk.models.transforms.context_broadcast import find_context_broadcast
 from vtk.models.transforms.registry import register
 

@@ -84,10 +84,11 @@ def test_the_readmes_lines_load_the_adapter_of_a_run_and_it_becomes_a_pack_again
     kwargs = tuple(f"{key}={value}" for key, value in SMALL.items())
     weights = tmp_path / "base.safetensors"
     torch.manual_seed(4)
-    save_file(timm.create_model(name, img_size=2 * side, num_classes=3, **SMALL).state_dict(), weights)
-    run = finetune(
-        config(model=name, model_kwargs=kwargs, img_size=side, train="lora", weights=weights, pretrained=True)
-    )
+    model = timm.create_model(name, img_size=2 * side, num_classes=3, **SMALL)
+    # DINOv3's LayerScale of 1e-5 would hide what the factors do
+    save_file({k: torch.randn_like(v) * 0.2 for k, v in model.state_dict().items()}, weights)
+    changes = {"train": "lora", "weights": weights, "pretrained": True, "lr": 0.02, "memory": "plain"}
+    run = finetune(config(model=name, model_kwargs=kwargs, img_size=side, **changes))
     if not (run.adapter / "base.safetensors").exists():  # without a position table it starts from the base itself
         (run.adapter / "base.safetensors").write_bytes(weights.read_bytes())
     (code,) = re.findall(r"```python\n(.*?)```", (run.adapter / "README.md").read_text(), re.DOTALL)
@@ -96,9 +97,9 @@ def test_the_readmes_lines_load_the_adapter_of_a_run_and_it_becomes_a_pack_again
     exec(code, space)
     images, pack = torch.randn(2, 3, side, side), load_task(run.task)
     with torch.no_grad():
-        assert torch.allclose(space["model"](images), pack.model(images), atol=1e-6)
+        assert torch.allclose(space["model"](images), pack.model(images), rtol=1e-4, atol=1e-4)
         space["model"].base_model.disable_adapter_layers()
-        assert not torch.allclose(space["model"](images), pack.model(images), atol=1e-4)
+        assert not torch.allclose(space["model"](images), pack.model(images), rtol=1e-2, atol=1e-2)
     from_peft(run.adapter, tmp_path / "again")
     again = load_task(tmp_path / "again").model.state_dict()
     assert all(torch.equal(value, again[key]) for key, value in pack.model.state_dict().items())
