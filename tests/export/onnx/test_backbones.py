@@ -245,3 +245,10 @@ def test_many_tasks_of_one_base_are_one_model(kind: str) -> None:
         found, counts = GatheredViT(models)(images, torch.tensor(task, dtype=torch.int32))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert counts.tolist() == [5] * 4
+
+
+def test_rotary_frequencies_of_a_tasks_own_are_refused_by_name() -> None:
+    models = [small("rope-mixed"), small("rope-mixed")]
+    models[1].rope.freqs.data.add_(1)
+    with pytest.raises(UsageError, match="`rope` differs between the tasks and cannot be stacked: it is a RotaryEmb.*files"):
+        GatheredViT(models)
