@@ -25,7 +25,7 @@ COMPILED, COMPILED_GRAPH = "full, compiled", "full, compiled, graph"
 GRAPH = ", graph"
 CONFIGS = (
     TORCH, COMPILED, f"attn, plain{GRAPH}", f"attn, minimal{GRAPH}", AMP, COMPILED_GRAPH, "attn, plain",
-    "attn, minimal", f"attn, gelu8{GRAPH}", f"attn, recompute{GRAPH}", FULL, "attn, gelu8", "attn, recompute",
+    "attn, minimal", f"attn, act8{GRAPH}", f"attn, recompute{GRAPH}", FULL, "attn, act8", "attn, recompute",
 )  # fmt: skip
 """What decides first; torch's own gradients before those that are compared with them."""
 

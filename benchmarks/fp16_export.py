@@ -2,9 +2,9 @@
 
     python benchmarks/fp16_export.py vit_small_patch16_dinov3 eva02_small_patch14_224
 
-Architectures are whole, with random weights far from timm's zeros. The file is fused where that can be, runs in ONNX
-Runtime on the CPU at the gate's batch sizes, and its largest error against fp32, relative to the largest output, is the
-row's. One that fails is said so and leaves no row; docs/reference/architectures.md shows the last row of each.
+Architectures are whole, with random weights far from timm's zeros, and ten classes. The file is fused where that can be
+and runs in ONNX Runtime on the CPU at the gate's batch sizes. A row has the largest error of a logit against torch in
+fp32. One that fails is said so and leaves no row; docs/reference/architectures.md shows the last row of each.
 """
 
 import argparse

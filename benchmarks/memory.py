@@ -28,17 +28,21 @@ from vtk.training.frozen_ffn import apply_memory_mode
 from vtk.training.frozen_ffn.estimate import kept_bytes, tensors_of
 from vtk.training.policies import policy
 
-BOUNDS = {"plain": 11.3, "gelu8": 8.3, "recompute": 6.3, "minimal": 3.3}
-STEP_BOUNDS = {"plain": 0.80, "recompute": 0.97, "minimal": 1.05}
+BOUNDS = {"plain": 11.3, "act8": 8.3, "recompute": 6.3, "minimal": 3.3}
+MODELS = {"vit_base_patch16_224": "vit_base", "vit_base_patch16_dinov3": "vit_base_dinov3"}
+STEP_BOUNDS = {
+    "vit_base_patch16_224": {"plain": 0.80, "recompute": 0.97, "minimal": 1.05},
+    "vit_base_patch16_dinov3": {"plain": 0.82},
+}
 WIDTH = 768
 REGIMES = ("bf16 regime", "bf16 regime, compiled", "autocast")
 SIDES = ("full", "attn by torch", *MODES)
 
 
-def build(side: str, depth: int, size: int) -> nn.Module:
+def build(side: str, depth: int, size: int, name: str = "vit_base_patch16_224") -> nn.Module:
     """Return a ViT-B of ``depth`` blocks that trains all weights, or attention by torch's autograd or by a mode."""
     torch.manual_seed(0)
-    model = timm.create_model("vit_base_patch16_224", depth=depth, img_size=size, num_classes=10)
+    model = timm.create_model(name, depth=depth, img_size=size, num_classes=10)
     policy.apply(model, policy.select(model, "full" if side == "full" else "attn"))
     policy.train_mode(model)
     if side in MODES:
@@ -93,9 +97,9 @@ def row(
             "ratio": round(ratio, 3), "bound": bound, "rounds": rounds}  # fmt: skip
 
 
-def make_step(side: str, depth: int, size: int, batch: int) -> Callable[[], None]:
+def make_step(name: str, side: str, depth: int, size: int, batch: int) -> Callable[[], None]:
     """Return what does one training step in fp32."""
-    model = build(side, depth, size)
+    model = build(side, depth, size, name)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)
     images, labels = torch.randn(batch, 3, size, size), torch.arange(batch) % 10
 
@@ -107,9 +111,9 @@ def make_step(side: str, depth: int, size: int, batch: int) -> Callable[[], None
     return step
 
 
-def time_steps(rounds: int, depth: int, size: int, batch: int) -> list[dict[str, object]]:
+def time_steps(name: str, rounds: int, depth: int, size: int, batch: int) -> list[dict[str, object]]:
     """Time the steps of all sides in turns; two rounds before warm up."""
-    steps = {side: make_step(side, depth, size, batch) for side in SIDES}
+    steps = {side: make_step(name, side, depth, size, batch) for side in SIDES}
     found: dict[str, list[float]] = {side: [] for side in SIDES}
     for i in range(rounds + 2):
         for side, step in steps.items():
@@ -117,11 +121,12 @@ def time_steps(rounds: int, depth: int, size: int, batch: int) -> list[dict[str,
             step()
             if i >= 2:
                 found[side].append(1e3 * (time.perf_counter() - begin))
-    case = f"vit_base depth {depth}, {size} px, batch {batch}, fp32"
+    case = f"{MODELS[name]} depth {depth}, {size} px, batch {batch}, fp32"
     rows = []
     for side, times in found.items():
         ratio = statistics.median(a / b for a, b in zip(times, found["full"], strict=True))
-        bound = f"<= {STEP_BOUNDS[side]:.2f}" if side in STEP_BOUNDS else ""
+        bounds = STEP_BOUNDS[name]
+        bound = f"<= {bounds[side]:.2f}" if side in bounds else ""
         rows.append(row("time of a step", case, side, statistics.median(times), "ms", ratio, bound, rounds))
     return rows
 
@@ -129,6 +134,7 @@ def time_steps(rounds: int, depth: int, size: int, batch: int) -> list[dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=("count", "time"), help="one of the two parts")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="of the time")
     parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES), help="of the count")
     parser.add_argument("--count-size", type=int, default=384, help="pixels, of the count")
     parser.add_argument("--rounds", type=int, default=9)
@@ -144,7 +150,8 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     rows = [] if args.only == "time" else count(args.count_size, tuple(args.regimes))
-    rows += [] if args.only == "count" else time_steps(args.rounds, args.depth, args.size, args.batch_size)
+    for name in [] if args.only == "count" else args.models:
+        rows += time_steps(name, args.rounds, args.depth, args.size, args.batch_size)
     for found in rows:
         _rows.append(args.results, {**found, **_rows.context()})
     shown = [tuple(r[k] for k in ("measured", "case", "mode", "value", "unit", "ratio", "bound")) for r in rows]

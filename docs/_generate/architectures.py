@@ -31,10 +31,9 @@ evaluated and exports as plain PyTorch; the columns say what more it gets.
 - **weights**: sets of pretrained weights in timm {timm}.
 - **fuse**: [`vtk.fuse`](../guides/fused.md) folds it for inference ({fuse} sets).
 - **bank**: a [`TaskBank`](../guides/bank.md) serves many tasks on one base of it ({bank} sets).
-- **memory**: [`--memory`](../guides/memory.md) changes what its blocks keep for the backward pass ({memory} sets);
-  *in part* where it does so for attention and not for the FFN.
-- **fp16 export**: the largest error of an fp16 ONNX file against fp32, relative to the largest output, with random
-  weights, where `vtk export onnx --dtype fp16` was run; else –.
+- **memory**: [`--memory minimal`](../guides/memory.md) does all it says for its blocks ({memory} sets).
+- **fp16 export**: the largest error of a logit of an fp16 ONNX file in ONNX Runtime against torch in fp32, with random
+  weights, where `vtk export onnx --dtype fp16` was run and passed its gate; else –.
 
 What is refused is so by name: the [last section](#refused) has the reasons.
 """
@@ -79,8 +78,6 @@ def _support(name: str, known: dict[Hashable, census.Support]) -> census.Support
 
 def _row(name: str, sets: int, found: census.Support, exported: Row | None) -> str:
     answers = ["–" if engine in found.refusals else "yes" for engine in ("fuse", "bank", "memory")]
-    if found.partly:
-        answers[2] = "in part"
     cells = [f"`{name}`", str(sets or "–"), *answers, "–" if exported is None else exported["error"]]
     return f"| {' | '.join(cells)} |"
 

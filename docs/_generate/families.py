@@ -37,7 +37,7 @@ architecture of theirs.
   are resampled too. *Weights' own*: biases belong to one image size; `--img-size` with weights of another is refused.
   If windows or stages need more than a multiple of the patch, a size that does not fit is refused before any data is
   read, with the nearest sizes that fit.
-- **Memory**: `--memory gelu8`, `recompute` and `minimal` change what its blocks store. For other families training is
+- **Memory**: `--memory act8`, `recompute` and `minimal` change what its blocks store. For other families training is
   plain PyTorch, and a line says so.
 - **Fused**, **bank**: `vtk.fuse` and `TaskBank` accept it. They refuse others in one line; export, `eval` and `predict`
   use the model unchanged.

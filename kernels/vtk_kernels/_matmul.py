@@ -81,7 +81,7 @@ def gated_tile_config(
     if rows <= 32:
         return 16 if rows <= 16 else 32, 64, 128 if mapped else 64, 4, 3
     if not mapped and not aligned(*operands):
-        return 64, 64, 32, 4, 2
+        return 32 if wide else 64, 64, 32, 4, 2
     small = triton.cdiv(rows, 64) * triton.cdiv(features, 64)
     if small <= 2 * _ENOUGH_TILES:
         return 64, 64, 64, 4, 4

@@ -21,11 +21,10 @@ def _swiglu_backward_kernel(
     gu_ptr,  # out (T, 2 F)
     g_ptr,  # (T, C), or without w2 (T, F); with TMA the tensor map of its tiles
     w2_ptr,  # (C, F); likewise; or None
-    q_ptr,  # (T, 2 F′), uint8
+    q_ptr,  # (T, 2 F), uint8
     scale_ptr,  # (T, ceil(F / 64), 2), fp32
     stride_gt,  # from a row of g to the next
     stride_wc,  # of w2
-    half_q,  # F′, columns of q to the factors of the value
     T,
     F,
     C,
@@ -61,25 +60,26 @@ def _swiglu_backward_kernel(
             BLOCK_F,
             BLOCK_C,
         )
-    at = gu_ptr + (row * 2 * F)[:, None] + out[None, :]
-    q_at = q_ptr + (row * 2 * half_q)[:, None] + out[None, :]
+    at = (row * 2 * F)[:, None] + out[None, :]
     scale_at = scale_ptr + (row * tl.cdiv(F, BLOCK_F) + tile_f) * 2
     for half in tl.static_range(2):
-        codes = tl.load(q_at + half * half_q, mask=mask, other=128)
+        codes = tl.load(q_ptr + at + half * F, mask=mask, other=128)
         factor = decode(codes, tl.load(scale_at + half, mask=row < T, other=0.0))
-        tl.store(at + half * F, (gy * factor).to(gu_ptr.dtype.element_ty), mask=mask)
+        tl.store(gu_ptr + at + half * F, (gy * factor).to(gu_ptr.dtype.element_ty), mask=mask)
 
 
 def launch(g: Tensor, w2: Tensor | None, q: Tensor, scales: Tensor) -> Tensor:
     """Start the kernel; arguments and result as of `linear_swiglu_backward`."""
     grad, weight = as_rows(g), None if w2 is None else as_rows(w2)
-    (rows, channels), features = grad.shape, g.shape[-1] if w2 is None else w2.shape[1]
-    gu = torch.empty((*g.shape[:-1], 2 * features), dtype=g.dtype, device=g.device)
+    (rows, channels), features = grad.shape, q.shape[-1] // 2
+    gu = torch.empty(q.shape, dtype=g.dtype, device=g.device)
     tma, (block_t, block_f, block_c, warps, stages) = False, (32, PIECE, 16, 4, 1)
     if weight is not None:
         tma = is_hopper(g) and has_tensor_map(grad, weight)
         block_t, block_f, block_c, warps, stages = tile_config(rows, features, grad, weight)
         block_f, stages = PIECE, 4 if tma else stages  # a piece has one scale
+        if features % 16:  # rows that start anywhere: two bytes a store, each with an address
+            block_t = min(block_t, 32)
     if gu.numel():
         with on_device(g):
             _swiglu_backward_kernel[(triton.cdiv(rows, block_t) * triton.cdiv(features, block_f),)](
@@ -90,7 +90,6 @@ def launch(g: Tensor, w2: Tensor | None, q: Tensor, scales: Tensor) -> Tensor:
                 scales.contiguous(),
                 grad.stride(0),
                 0 if weight is None else weight.stride(0),
-                q.shape[-1] // 2,
                 rows,
                 features,
                 channels,

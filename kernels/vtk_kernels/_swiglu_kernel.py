@@ -17,7 +17,7 @@ from vtk_kernels._glu_codes import encode
 from vtk_kernels._matmul import GROUP, gated_tile_config, has_tensor_map, in_tiles, tensor_map, tile_of, tile_options
 from vtk_kernels._resident import programs as resident_programs
 from vtk_kernels._resident import registers
-from vtk_kernels._rows import aligned_length, aligned_rows, as_rows, contiguous
+from vtk_kernels._rows import aligned_rows, as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 from vtk_kernels.row_stats import MANY, load_rstd, pieces_of, store_piece
 
@@ -78,14 +78,14 @@ def _products(
 def _swiglu_kernel(
     y_ptr,  # out (T, F); with TMA the tensor map of its tiles
     y_stats_ptr,  # out (T, ceil(F / 64), 2), fp32: row statistics of y; or None
-    q_ptr,  # out (T, 2 F′), uint8: codes of the factors of gate and value; or None
+    q_ptr,  # out (T, 2 F), uint8: codes of the factors of gate and value; or None
     q_scale_ptr,  # out (T, ceil(F / 64), 2), fp32, beside it
     x_ptr,  # (T, K); with TMA its tensor map
     w_ptr,  # (2 F, K); likewise
     b_ptr,  # (2 F,), or None
     x_stats_ptr,  # (T, ceil(K / 64), 2), fp32: row statistics of x; or None
     ahead_ptr,  # (2 F, K): w, to be fetched before the wait; or None
-    stride_yt,  # from a row of y to the next: F′; half of q's
+    stride_yt,  # from a row of y to the next
     stride_xt,  # of x
     stride_wf,  # of w
     stride_st,  # of x_stats
@@ -161,15 +161,14 @@ def _swiglu_kernel(
             width = tl.minimum(F - tile_out, BLOCK_F)
             store_piece(y_stats_ptr, kept, row, T, tile_f, tl.cdiv(F, BLOCK_F), width)
         if q_ptr is not None:
-            at = q_ptr + (row * 2 * stride_yt)[:, None] + out[None, :]
-            stored = (row < T)[:, None] & (out < stride_yt)[None, :]
+            at = q_ptr + (row * 2 * F)[:, None] + out[None, :]
             scale_at = q_scale_ptr + (row * tl.cdiv(F, BLOCK_F) + tile_f) * 2
             slope = value * sigma * (1.0 + gate * (1.0 - sigma))
             codes, scales = encode(tl.where(inside[None, :], slope, 0.0))
-            tl.store(at, codes, mask=stored)
+            tl.store(at, codes, mask=mask)
             tl.store(scale_at, scales, mask=row < T)
             codes, scales = encode(tl.where(inside[None, :], silu, 0.0))
-            tl.store(at + stride_yt, codes, mask=stored)
+            tl.store(at + F, codes, mask=mask)
             tl.store(scale_at + 1, scales, mask=row < T)
 
 
@@ -186,23 +185,23 @@ def launch(
     """Start the kernel; arguments as of `linear_swiglu`.
 
     Returns:
-        y: (..., F), as of `aligned_rows`.
+        y: (..., F), as of `aligned_rows`; contiguous with ``save_grad``.
         y_stats: (..., ceil(F / 64), 2), fp32; None without ``stats``.
-        q: (..., 2 F′), uint8; None without ``save_grad``.
+        q: (..., 2 F), uint8; None without ``save_grad``.
         scales: like y_stats; None without ``save_grad``.
     """
     lead, features = x.shape[:-1], w.shape[0] // 2
-    y = aligned_rows(x, (*lead, features))
+    y = x.new_empty((*lead, features)) if save_grad else aligned_rows(x, (*lead, features))
     shape = (*lead, pieces_of(features), 2)
     y_stats = torch.empty(shape, dtype=torch.float32, device=x.device) if stats else None
-    q = torch.empty((*lead, 2 * aligned_length(features)), dtype=torch.uint8, device=x.device) if save_grad else None
+    q = torch.empty((*lead, 2 * features), dtype=torch.uint8, device=x.device) if save_grad else None
     scales = torch.empty(shape, dtype=torch.float32, device=x.device) if save_grad else None
     a, weight, flat = as_rows(x), as_rows(w), as_rows(y)
     rows, size = a.shape
     known = None if row_stats is None else as_rows(row_stats.flatten(-2))
     pieces = 0 if known is None else pieces_of(size)
     tma = is_hopper(x) and has_tensor_map(a, weight, flat)
-    config = gated_tile_config(tma, rows, features, stats or save_grad, a, weight)
+    config = gated_tile_config(tma, rows, features, stats or save_grad, a, weight, flat)
     block_t, block_f, block_k, warps, _ = config
     if y.numel():
         tiles = triton.cdiv(rows, block_t) * triton.cdiv(features, block_f)
@@ -219,7 +218,7 @@ def launch(
                 contiguous(b),
                 known,
                 ahead(options, rows, weight),
-                aligned_length(features),
+                flat.stride(0),
                 a.stride(0),
                 weight.stride(0),
                 0 if known is None else known.stride(0),

@@ -20,7 +20,7 @@ from torch import Tensor
 from vtk_kernels._dispatch import LAUNCHES, accumulator, inference, route, runs_kernel
 from vtk_kernels._glu_codes import encode_ref
 from vtk_kernels._matmul import check_linear
-from vtk_kernels._rows import aligned_length, aligned_rows
+from vtk_kernels._rows import aligned_rows
 from vtk_kernels._swiglu_kernel import launch
 from vtk_kernels.linear import pre_activation
 from vtk_kernels.linear_swiglu_backward import linear_swiglu_backward
@@ -70,7 +70,7 @@ def _linear_swiglu_launch(
 def _run(x: Tensor, *args: Any, **options: Any) -> Any:
     found = (_linear_swiglu_launch if runs_kernel(x) else linear_swiglu_ref)(x, *args, **options)
     y, *others = (found,) if isinstance(found, Tensor) else found
-    stored = aligned_rows(y, y.shape)
+    stored = y.new_empty(y.shape) if options.get("save_grad") else aligned_rows(y, y.shape)
     if y.stride() != stored.stride():
         y = stored.copy_(y)
     return (y, *(t.contiguous() for t in others)) if others else y
@@ -121,8 +121,8 @@ def _(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 @_save_op.register_fake
 def _(x: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    q = x.new_empty((*x.shape[:-1], 2 * aligned_length(w.shape[0] // 2)), dtype=torch.uint8)
-    return _empty(x, w), q, _empty_pieces(x, w)
+    q = x.new_empty((*x.shape[:-1], w.shape[0]), dtype=torch.uint8)
+    return x.new_empty((*x.shape[:-1], w.shape[0] // 2)), q, _empty_pieces(x, w)
 
 
 @_folded_op.register_fake
@@ -218,10 +218,10 @@ def linear_swiglu(
         use_triton: None: the kernel on CUDA in fp16 and bf16; False: torch; True: the kernel, with no gradient.
 
     Returns:
-        y: (..., F), the type of ``x``; contiguous, but where F is no multiple of 16 and the kernel wrote it: there rows
-            lie F′ apart, F rounded up, so that the copy engine can move them. With ``stats`` also:
+        y: (..., F), the type of ``x``; contiguous with ``save_grad`` and where F is a multiple of 16. Else the kernel
+            leaves a gap behind each row, so that all start where the copy engine can move them. With ``stats`` also:
         row_stats: (..., ceil(F / 64), 2) of the rows of y as stored, fp32 (fp64 for fp64). With ``save_grad`` also:
-        q: (..., 2 F′), uint8, for `linear_swiglu_backward`: codes of v · SiLU′(g), then of SiLU(g).
+        q: (..., 2 F), uint8, for `linear_swiglu_backward`: codes of v · SiLU′(g), then of SiLU(g).
         scales: (..., ceil(F / 64), 2), fp32 (fp64 for fp64), of both. No gradient flows through q and scales.
 
     Raises:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vtk_kernels._dispatch import LAUNCHES, accumulator, route, runs_kernel
 from vtk_kernels._glu_codes import decode_ref
-from vtk_kernels._rows import aligned_length, check_channels
+from vtk_kernels._rows import check_channels
 from vtk_kernels._swiglu_backward_kernel import launch
 from vtk_kernels.row_stats import pieces_of
 
@@ -26,7 +26,7 @@ def linear_swiglu_backward_ref(g: Tensor, w2: Tensor | None, q: Tensor, scales: 
     """Compute `linear_swiglu_backward` by torch. Same arguments and result."""
     gy = (g if w2 is None else g @ w2).to(accumulator(g.dtype))
     halves = zip(q.chunk(2, -1), scales.unbind(-1), strict=True)
-    return torch.cat([(gy * decode_ref(codes, scale, gy.shape[-1])).to(g.dtype) for codes, scale in halves], -1)
+    return torch.cat([(gy * decode_ref(codes, scale)).to(g.dtype) for codes, scale in halves], -1)
 
 
 @torch.library.custom_op("vtk_kernels::linear_swiglu_backward", mutates_args=())
@@ -37,7 +37,7 @@ def _op(g: Tensor, w2: Tensor | None, q: Tensor, scales: Tensor) -> Tensor:
 
 @_op.register_fake
 def _(g: Tensor, w2: Tensor | None, q: Tensor, scales: Tensor) -> Tensor:
-    return g.new_empty((*g.shape[:-1], 2 * (g.shape[-1] if w2 is None else w2.shape[1])))
+    return g.new_empty(q.shape)
 
 
 def linear_swiglu_backward(
@@ -48,7 +48,7 @@ def linear_swiglu_backward(
     Args:
         g: (..., C), floating point; may be strided. Without ``w2`` (..., F), the gradient of y.
         w2: (C, F), the type of ``g``: the weight of fc2; or None.
-        q: (..., 2 F′), uint8, from `linear_swiglu` with ``save_grad``.
+        q: (..., 2 F), uint8, from `linear_swiglu` with ``save_grad``.
         scales: (..., ceil(F / 64), 2), fp32 (fp64 for fp64), likewise.
         use_triton: None: the kernel on CUDA in fp16 and bf16; False: torch; True: the kernel.
 
@@ -74,7 +74,7 @@ def _check(g: Tensor, w2: Tensor | None, q: Tensor, scales: Tensor) -> None:
         )
     features = g.shape[-1] if w2 is None else w2.shape[1]
     for name, t, shape, dtype in (
-        ("q", q, (*g.shape[:-1], 2 * aligned_length(features)), torch.uint8),
+        ("q", q, (*g.shape[:-1], 2 * features), torch.uint8),
         ("scales", scales, (*g.shape[:-1], pieces_of(features), 2), accumulator(g.dtype)),
     ):
         if t.shape != shape or t.dtype != dtype:

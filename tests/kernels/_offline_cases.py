@@ -275,7 +275,18 @@ def gated(n: int, c: int, f: int) -> Iterator[tuple[Any, ...]]:
     yield "linear_swiglu pooled", False, _swiglu_kernel.launch, empty(8, n, c)[:, 0], w, b
     x, g = empty(8, n, c), empty(8, n, c)
     q, scales = empty(8, n, 2 * f, dtype=torch.uint8), row_stats(8, n, f)
-    yield "linear_gelu RMS", False, _linear_gelu_launch, x, w, b, False, row_stats(8, n, c), EPS, True
+    yield (
+        "linear_gelu RMS",
+        False,
+        _linear_gelu_launch,
+        x,
+        empty(4 * c, c),
+        empty(4 * c),
+        False,
+        row_stats(8, n, c),
+        EPS,
+        True,
+    )
     yield "linear_swiglu q", True, _swiglu_kernel.launch, x, w, b, None, None, False, False, True
     yield "linear_swiglu_backward", True, _swiglu_backward_kernel.launch, g, w2, q, scales
     yield "linear_swiglu_backward no w2", False, _swiglu_backward_kernel.launch, empty(8, n, f), None, q, scales

@@ -196,7 +196,7 @@ class TaskBank:
         if not self._folds:
             return task, None
         try:
-            return task, fold(task.model, self.dtype, whole=not self._state.entries)
+            return task, fold(task.model, task.card.input.size, self.dtype, whole=not self._state.entries)
         except UsageError:
             if self.fused or (self._graphs is not None and not self._unasked):
                 raise
@@ -211,7 +211,7 @@ class TaskBank:
             shared.check(task)
         elif shared is None or not shared.fits(task):
             if folding is not None and folding.shared is None:  # the other tasks have gone meanwhile
-                folding = fold(task.model, self.dtype)
+                folding = fold(task.model, task.card.input.size, self.dtype)
             shared = build(task, self.device, self.dtype, None if folding is None else folding.shared)
         if folding is not None and shared.folded is not None:
             folding.check(shared.folded, task.path)

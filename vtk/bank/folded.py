@@ -148,11 +148,12 @@ class Folding:
                 )
 
 
-def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
+def fold(model: Any, size: tuple[int, int], dtype: torch.dtype, *, whole: bool = True) -> Folding:
     """Fold a task's model in fp32 (in fp64 for fp64), and cast the task's own part to ``dtype``.
 
     Args:
         model: of timm; it is not changed.
+        size: of its images, height first.
         dtype: of the bank.
         whole: also fold the shared part, which doubles the time.
 
@@ -172,8 +173,10 @@ def fold(model: Any, dtype: torch.dtype, *, whole: bool = True) -> Folding:
         raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
     weights = tuple(_take_matrices(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
     table, pooling, w_head, b_head = None, None, None, None
-    if embedding.by_patches and embedding.table is not None:
-        table = embedding.table[0].to(dtype)
+    if embedding.by_patches:
+        with torch.no_grad():  # a NaFlexVit does not keep the size that it was made for
+            found = embedding.table_for(like.new_empty(1, 1, *size))
+        table = None if found is None else found[0].to(dtype)
     if _is_product(model, head) and head.w_head is not None and head.b_head is not None:
         pooling = Pooling(head.pool, 0 if head.include_prefix else head.prefix, head.norm, head.fc_norm)
         w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)

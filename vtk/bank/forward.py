@@ -20,13 +20,15 @@ from vtk.bank.task_heads import Ends
 from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec, normalize, normalize_parts
+from vtk.fused.stage_input import Pair
 from vtk.fused.stage_output import accumulate, close_with_norm
 from vtk.fused.stages import Plan
 from vtk.models.packed.rows import Layer, Stack, linear_by_runs, stacked
+from vtk_kernels._heads import HeadNorms
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.context_broadcast import context_broadcast
 from vtk_kernels.grouped_linear import grouped_linear
-from vtk_kernels.packed_attention import HeadNorms, packed_attention
+from vtk_kernels.packed_attention import packed_attention
 
 
 def fused_forward(
@@ -149,8 +151,8 @@ class _Work:
             return None
         spec = stage.qk_norm.norm
         names = [f"{side}_norm.{part}" for side in "qk" for part in ("weight", "bias")]
-        own = [stacked(layer[name]) if name in layer else None for name in names]
-        return HeadNorms(spec.kind, spec.eps, *own, self.at["segment_slot"])
+        q_weight, q_bias, k_weight, k_bias = (stacked(layer[name]) if name in layer else None for name in names)
+        return HeadNorms(spec.kind, spec.eps, q_weight, q_bias, k_weight, k_bias, self.at["segment_slot"])
 
     def finished(self, stage: AttentionStage, layer: Layer, o: Tensor, h: Tensor, pruned: bool) -> Tensor:
         """Return the heads' outputs as the projection reads them: normalised and gated, where the attention does."""
@@ -169,6 +171,7 @@ class _Work:
         """Return x + FFN(h) and its normalised form."""
         if stage.front:
             h = self.broadcast(h, stage.front_scale)
+        pairs: list[Pair]
         if stage.mid:
             u = stage.activated(h[None], stage.w_in, stage.b_in, self.plan)
             pairs = [(self.broadcast(u[0], stage.mid_scale)[None], stage.w_out)]

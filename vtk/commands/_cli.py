@@ -124,6 +124,8 @@ def _value(kind: type[Config], name: str, words: Any, positional: Sequence[str])
         raise UsageError(f"`{flag_of(owner, name)}` is nothing; allowed is {allowed}")
     if name in positional or option.flag:  # commas are a name's own
         return set_value(owner, name, several if is_list(hint) else several[0], text=True)
+    if option.convert is not None and typing.get_origin(hint) is Literal:  # an earlier name of a choice
+        several = [option.convert(word) for word in several]
     try:
         return set_value(owner, name, from_words(hint, several), text=True)
     except UsageError:

@@ -11,7 +11,7 @@ from vtk.fused.few_queries import few_queries
 from vtk.fused.norms import Affine, NormSpec, normalize_parts
 from vtk.fused.onednn_prepack import ALL, Rows, keeps_copies, wide_linear
 from vtk.fused.relative_bias import RelativeBias
-from vtk.fused.rotary import rotate, rotate_pairs_
+from vtk.fused.rotary import rotate, rotate_packed_, turns_of
 from vtk.fused.separate import Rotation, attend_separately, half_order, halves_in_order, rotations
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
@@ -105,6 +105,7 @@ class AttentionStage(Stage):
         self.w_gate, self.b_gate = (None, None) if gate is None else map(frozen, gate)
         self.attn_bias = attn_bias
         self.divisor: float | None = None
+        self._turns: tuple[Tensor, int, int, Tensor] | None = None  # a table, its version, tokens, and `turns_of` it
         self.rotation: Rotation | None = None
 
     def widest(self) -> int:
@@ -176,11 +177,15 @@ class AttentionStage(Stage):
     def _turned(self, h: Tensor, queries: int | None, rope: Tensor) -> Tensor:
         """Attention on a CPU, whose time goes into passes over memory: q and k are rotated together, in place."""
         assert self.w_qkv is not None
-        both = sum(self.widths[:2])
+        both = self.widths[0] + self.widths[1]
         rows = Rows(rotated=both, head_dim=self.head_dim) if self.rotate_half else ALL
         qkv = wide_linear(h, self.w_qkv, self.b_qkv, rows=rows)
-        rotate_pairs_(self._heads(qkv[..., :both]), rope)
-        q, k, v = (self._heads(t) for t in qkv.split(self.widths, -1))
+        if self._turns is None or self._turns[0] is not rope or self._turns[1:3] != (rope._version, h.shape[1]):
+            self._turns = rope, rope._version, h.shape[1], turns_of(rope, h.shape[1])
+        rotate_packed_(qkv, both, self._turns[3])
+        q, k, v = qkv.view(*qkv.shape[:2], -1, self.head_dim).split(
+            (self.num_heads, self.num_kv_heads, self.num_kv_heads), 2
+        )
         return self._attend(q, k, v, None, queries=queries)
 
     def _few_queries(self, h: Tensor, queries: int, rope: Tensor | None) -> Tensor:

@@ -29,7 +29,8 @@ def fuse(
 
     Args:
         model: of a family that `vtk.fused.families` reads, on any device: timm's VisionTransformer with `Block`,
-            `ParallelThingsBlock` or `ParallelScalingBlock`, also with Context Broadcasting, or Eva.
+            `ParallelThingsBlock` or `ParallelScalingBlock`, also with Context Broadcasting or a distillation token;
+            Eva, Beit, VisionTransformerRelPos, or NaFlexVit for images of one size a batch.
         dtype: of the result, by default the model's. Folding is done in fp32 (fp64 for an fp64 model), cast once.
         keep_source: keep the model's own tensors alive for `FusedViT.source_state_dict`.
         ln_folded: on CUDA in fp16 and bf16: True for the form of 5 kernels a block, in which products apply the norms;

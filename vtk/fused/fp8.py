@@ -107,7 +107,8 @@ def to_fp8(fused: FusedViT, batches: Iterable[Tensor] = ()) -> Fp8ViT:
             matrix has columns, each of its numbers is rounded by itself.
 
     Raises:
-        UsageError: a model that is not in fp32, or a matrix whose sides are not multiples of 16.
+        UsageError: a model that is not in fp32, a matrix whose sides are not multiples of 16, or a part that has no
+            form in fp8 (rotary positions, gates, norms before the second layer).
     """
     if fused.dtype != torch.float32:
         raise UsageError(f"`fused` is in {fused.dtype}; weights are rounded once: give `fuse(model, torch.float32)`")

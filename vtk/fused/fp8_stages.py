@@ -13,7 +13,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage
+from vtk.fused.glu_stage import GluStage
 from vtk.fused.mlp_stage import MlpStage, ScalingStage
 from vtk.fused.rounding import round_matrix
 from vtk.fused.scaled_product import ScaledMatrix, ScaledTokens, check_matrix
@@ -122,11 +124,30 @@ def fp8_stage(stage: Stage, where: str) -> Fp8Stage:
     """Return a stage's form in fp8; its matrices are taken away from it.
 
     Raises:
-        UsageError: a matrix that no fp8 product takes.
+        UsageError: a matrix that no fp8 product takes, or a part that has no form in fp8.
     """
+    for part in (stage, *stage.children()):
+        _check_known(part, where)
     if isinstance(stage, ScalingStage):
         return Fp8Scaling(stage, where)
     if isinstance(stage, AttentionStage):
         return Fp8Attention(stage, where)
     assert isinstance(stage, MlpStage)
     return Fp8Mlp(stage, where)
+
+
+def _check_known(part: nn.Module, where: str) -> None:
+    """Refuse what the forms in fp8 would leave out.
+
+    Raises:
+        UsageError: names it.
+    """
+    found = {
+        "a rotary embedding": getattr(part, "rotary", None) is not None,
+        "gated attention": getattr(part, "w_gate", None) is not None,
+        "a norm before its second layer": getattr(part, "sub_norm", None) is not None,
+        "a gated FFN": isinstance(part, GluStage),
+    }
+    for what, there in found.items():
+        if there:
+            raise UsageError(f"`{where}` has {what}, which has no form in fp8; use bf16 or fp16")

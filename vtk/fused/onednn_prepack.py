@@ -12,7 +12,7 @@ by side: the rows of the weight that make them are put in that order. All these 
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +58,12 @@ class Rows(NamedTuple):
 
 ALL = Rows()
 
+_NONE: list[float] = []
+
+_product: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+
 _packed = WeakTensorKeyDictionary()
-"""Weight to (its storage, address and version, its copies by rows and whether they are in oneDNN's order)."""
+"""Weight or bias to (a weak reference to its storage, this with address and version, copies by rows and order)."""
 
 
 def wide_linear(x: Tensor, w: Tensor, b: Tensor, post: Post = "none", rows: Rows = ALL) -> Tensor:
@@ -78,8 +82,10 @@ def wide_linear(x: Tensor, w: Tensor, b: Tensor, post: Post = "none", rows: Rows
     """
     name, algorithm, function, in_place = _POST[post]
     plain = keeps_copies(x, w)
-    if plain and x.dtype == torch.float32 and available():
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, _copy(w, rows, True), rows.of(b), name, [], algorithm)
+    if plain and x.dtype is torch.float32 and available():
+        if rows is not ALL:
+            b = _copy(b, rows, False)
+        product: Tensor = _product(x, _copy(w, rows, True), b, name, _NONE, algorithm)
         return product
     y = F.linear(x, _copy(w, rows, False) if plain and rows.rotated else rows.of(w), rows.of(b))
     # a second wide tensor costs a CPU more time than the function itself
@@ -96,19 +102,21 @@ def keeps_copies(x: Tensor, w: Tensor) -> bool:
     return x.numel() > 0 and not (torch.is_grad_enabled() and (x.requires_grad or w.requires_grad))
 
 
-def _copy(w: Tensor, rows: Rows, own_order: bool) -> Tensor:
+def _copy(t: Tensor, rows: Rows, own_order: bool) -> Tensor:
     # `.data` may be exchanged: the version stays then, and the new values may lie where the old ones lay. A weak
     # reference to the old storage keeps its identity, not its memory, from being given to another
-    storage, state = StorageWeakRef(w.untyped_storage()), (w.data_ptr(), w._version)
-    found = _packed.get(w)
-    if found is None or found[0].cdata != storage.cdata or found[1] != state:
-        found = _packed[w] = storage, state, {}
+    found = _packed.get(t)
+    if found is None or found[1] != (t.untyped_storage()._cdata, t.data_ptr(), t._version):
+        storage = StorageWeakRef(t.untyped_storage())
+        found = _packed[t] = storage, (storage.cdata, t.data_ptr(), t._version), {}
     copies: dict[tuple[Rows, bool], Tensor] = found[2]
-    if (rows, own_order) not in copies:
-        part = rows.of(w.detach())
-        packed = torch.ops.mkldnn._reorder_linear_weight(part.contiguous(), None) if own_order else part
-        copies[rows, own_order] = packed
-    return copies[rows, own_order]
+    copy = copies.get((rows, own_order))
+    if copy is None:
+        copy = rows.of(t.detach())
+        if own_order:
+            copy = torch.ops.mkldnn._reorder_linear_weight(copy.contiguous(), None)
+        copies[rows, own_order] = copy
+    return copy
 
 
 def forget(module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.fused.checks import copied
 from vtk.fused.norms import refusal
+from vtk.fused.onednn_prepack import observed
 from vtk.fused.sizes import Grid, SizeCache, stamps
 
 
@@ -37,17 +38,22 @@ def rotate(x: Tensor, rope: Tensor, rotate_half: bool) -> Tensor:
     return turned.to(x.dtype)
 
 
-def rotate_pairs_(x: Tensor, rope: Tensor) -> None:
-    """Rotate channels 2i and 2i + 1 of every head, in place and in one pass, as complex numbers.
+def turns_of(rope: Tensor, tokens: int) -> Tensor:
+    """Return the first so many rows of a table (R, D) or (H, R, D) as complex numbers, (N, 1 or H, D/2)."""
+    cos, sin = _by_token(rope, tokens).chunk(2, -1)
+    return torch.complex(cos.contiguous(), sin.contiguous())
+
+
+def rotate_packed_(qkv: Tensor, columns: int, turns: Tensor) -> None:
+    """Rotate channels 2i and 2i + 1 of every head of q and k, in place and in one pass, as complex numbers.
 
     Args:
-        x: (B, N, heads, D), fp32 or fp64, the last axis dense; heads are a multiple of the table's.
-        rope: (R, D) or (H, R, D), the type of x.
+        qkv: (B, N, columns + V), contiguous, fp32 or fp64.
+        columns: of q and k together, whose heads are a multiple of those of ``turns``.
+        turns: (N, 1 or H, D/2), of `turns_of`.
     """
-    cos, sin = _by_token(rope, x.shape[1]).chunk(2, -1)
-    turns = torch.complex(cos.contiguous(), sin.contiguous())  # (N, 1 or H, D/2)
-    pairs = x.unflatten(-1, (-1, 2)).unflatten(2, (-1, turns.shape[1]) if rope.ndim == 3 else (-1, 1))
-    torch.view_as_complex(pairs).mul_(turns[:, None])
+    pairs = torch.view_as_complex(qkv.view(*qkv.shape[:2], -1, 2))[..., : columns // 2]
+    pairs.view(*qkv.shape[:2], -1, *turns.shape[1:]).mul_(turns[:, None])
 
 
 def read_tables(embed: Tensor, rotate_half: bool, prefix: int) -> Tensor:
@@ -114,7 +120,7 @@ class Rotary(nn.Module):
         self.rope = copied(rope).to(like.dtype)
         self.grid, self.dynamic = grid, dynamic
         self.rotate_half, self.prefix, self.per_block = rotate_half, prefix, per_block
-        self.sizes = SizeCache()
+        self.sizes, self.own = SizeCache(), _Unbound()
         self.register_buffer("table", self._make(grid), persistent=False)
         self.register_load_state_dict_post_hook(_derive_again)
 
@@ -126,7 +132,7 @@ class Rotary(nn.Module):
     def tables(self, grid: Grid) -> Sequence[Tensor]:
         """Return T tables, (R, D) or (H, R, D) each, for images of ``grid`` patches."""
         if grid == self.grid:
-            return self.table.unbind(0)
+            return self.own.of(self.table)
         return self.sizes.get(grid, stamps(self.rope), lambda: self._make(grid).to(self.table)).unbind(0)
 
     def _make(self, grid: Grid) -> Tensor:
@@ -141,11 +147,29 @@ class Rotary(nn.Module):
         return super()._apply(functools.partial(_keep_wide, fn), recurse)
 
 
+class _Unbound:
+    """The tables of a tensor of them, as long as it is the same: who derives something of one can tell by identity."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, tuple[Tensor, ...]] | None = None
+
+    def __reduce__(self) -> tuple[type["_Unbound"], tuple[()]]:
+        """Copy and pickle as empty."""
+        return _Unbound, ()
+
+    def of(self, table: Tensor) -> Sequence[Tensor]:
+        if observed() or type(table) is not Tensor:
+            return table.unbind(0)
+        if self._kept is None or self._kept[0] is not table:
+            self._kept = table, table.unbind(0)
+        return self._kept[1]
+
+
 def _keep_wide(fn: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
     """Move a tensor as ``fn`` does, but never to fewer than 32 bits: angles are multiples of positions."""
     moved = fn(t)
     narrow = t.is_floating_point() and moved.dtype.itemsize < 4
-    return t.to(moved.device) if narrow else moved
+    return t.to(moved.device, torch.float32) if narrow else moved
 
 
 def _by_token(rope: Tensor, tokens: int) -> Tensor:

@@ -75,7 +75,7 @@ def attend_separately(stage: Any, h: Tensor, queries: int | None) -> Tensor:
     if stage.divisor is not None:
         scores = scores / stage.divisor
     if stage.attn_bias is not None:
-        bias = stage.attn_bias()[:, :tokens]
+        bias = stage.attn_bias()[:, :tokens, : v.shape[2]]
         scores = scores + (bias if groups == 1 else bias.unflatten(0, (-1, groups)).flatten(1, 2))
     o = torch.matmul(torch.softmax(scores, -1), v)
     if groups > 1:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vtk.fused.onednn_prepack import observed
@@ -53,9 +54,11 @@ class SizeCache:
         kept = self._kept.get(grid)
         if kept is not None and kept[0] == state:
             return kept[1]
-        table = make()
+        with torch.inference_mode(False), torch.no_grad():  # it outlives this call, and is read by others
+            table = make()
         if kept is not None and kept[1].shape == table.shape:
-            table = kept[1].copy_(table)
+            kept[1].copy_(table)
+            table = kept[1]
         self._kept[grid] = state, table
         return table
 

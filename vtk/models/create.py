@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from timm.layers import resample_patch_embed
+from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
 from vtk.card import InputSpec, ModelSpec, Transform
@@ -99,6 +100,9 @@ def build_model(
     own = dict(kwargs or {})
     size = check_size(name, img_size, own)
     model = _build(name, own, num_classes, size, drop_path_rate, seed)
+    if isinstance(model, NaFlexVit):  # nothing else of it says for which size it was built
+        config = dict(getattr(model, "pretrained_cfg", None) or {})
+        model.pretrained_cfg = {**config, "input_size": (in_chans, *size)}
     notes: list[str] = []
     if base is None:
         if weights is not None:

@@ -6,6 +6,7 @@ PEFT replaces a linear layer by one with ``base_layer``, ``lora_A`` and ``lora_B
 a pack has timm's. Modules that are trained without factors (the classifier, an adapted stem) are ``modules_to_save``.
 """
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,11 @@ from vtk.card import Card
 from vtk.errors import VerificationError
 from vtk.files import existing_dir, replace_dir, replace_file, write_text
 from vtk.formats import save_tensors
+from vtk.models.meta_model import shapes_only
 from vtk.models.weights.files import read_safetensors
 from vtk.packs.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
 from vtk.packs.peft_readme import readme
+from vtk.packs.plain import PlainCall, separate_qkv_bias
 
 ADAPTER = "default"
 """Name of the adapter inside a model in training; files do not have it."""
@@ -143,10 +146,11 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
             save_tensors(tmp, start, {CARD_KEY: card.to_json()})
         _write_readme(path, lora, card, in_base=own)
     adapter, images = read_safetensors(path / WEIGHTS)[0], random_images(card.input)
+    call = _call(lora, card)
     trained = {k.removeprefix(_PREFIX): v for k, v in adapter.items()}
     for letter in "AB":
         trained = {k.replace(f".lora_{letter}.", f".lora_{letter}.{ADAPTER}."): v for k, v in trained.items()}
-    ours, theirs = (timm_call(card).build().eval() for _ in range(2))
+    ours, theirs = (each.build().eval() for each in (timm_call(card), call))
     ours.load_state_dict(lora.merge({**_wrapped(lora, start), **trained}), strict=True)
     theirs.load_state_dict(load_file(path / BASE) if own else dict(start), strict=True)
     with torch.inference_mode():
@@ -174,5 +178,14 @@ def _inside(module: str, names: Iterable[str]) -> list[str]:
 
 
 def _write_readme(folder: Path, lora: Lora, card: Card, in_base: list[str] | None) -> None:
-    text, _ = readme(card, timm_call(card), in_base or (), lora.whole, with_base=in_base is not None)
+    text, _ = readme(card, _call(lora, card), in_base or (), lora.whole, with_base=in_base is not None)
     write_text(folder / README, text)
+
+
+def _call(lora: Lora, card: Card) -> PlainCall:
+    """Return the call that builds the model for the adapter: it calls every layer that has factors."""
+    call = timm_call(card)
+    if not any(name.rpartition(".")[2] == "qkv" for name in lora.modules):
+        return call
+    with shapes_only():
+        return dataclasses.replace(call, separate_bias=separate_qkv_bias(call.build()))

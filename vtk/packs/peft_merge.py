@@ -13,6 +13,7 @@ from vtk.errors import DataError, VerificationError
 from vtk.models.create import Created
 from vtk.models.task_parameters import head_names
 from vtk.packs.adapters import put_adapter, random_images
+from vtk.packs.plain import separate_qkv_bias
 from vtk.readers import short
 
 _TOLERANCE = 1e-4
@@ -23,8 +24,10 @@ def merge_adapter(
 ) -> dict[str, Tensor]:
     """Return the state dict of the model with the adapter merged into it by PEFT."""
     where, images = f"{adapter} ({kind})", random_images(spec)
+    plain = copy.deepcopy(created.model).eval()
+    separate_qkv_bias(plain)
     try:
-        wrapped = put_adapter(peft, copy.deepcopy(created.model).eval(), adapter)
+        wrapped = put_adapter(peft, plain, adapter)
         held = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     except Exception as error:  # PEFT raises many kinds for an adapter of another model, and not all on purpose
         raise DataError(

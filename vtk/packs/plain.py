@@ -27,16 +27,21 @@ class PlainCall:
         name: of a model of plain timm.
         kwargs: its arguments, without the class of its blocks.
         branches: of a parallel block; 1 for the model's own blocks.
+        separate_bias: qkv is called and its bias added after it (`separate_qkv_bias`).
     """
 
     name: str
     kwargs: dict[str, Any]
     branches: int = 1
+    separate_bias: bool = False
 
     def build(self) -> nn.Module:
         """Build the model."""
         block = {"block_fn": partial(ParallelThingsBlock, num_parallel=self.branches)} if self.branches > 1 else {}
-        return timm.create_model(self.name, **self.kwargs, **block)
+        model = timm.create_model(self.name, **self.kwargs, **block)
+        if self.separate_bias:
+            separate_qkv_bias(model)
+        return model
 
     def code(self, file: str) -> str:
         """Return the Python lines that build the model and load a checkpoint, without their imports.
@@ -50,6 +55,12 @@ class PlainCall:
         lines = [f"model = timm.create_model({', '.join(words)})"]
         if len(lines[0]) > _WIDTH:
             lines = ["model = timm.create_model(", *_fill(words), ")"]
+        if self.separate_bias:
+            lines += [
+                "for module in model.modules():",
+                '    if hasattr(module, "qkv_bias_separate"):',
+                "        module.qkv_bias_separate = True  # else timm reads the weight of qkv and ignores its adapter",
+            ]
         return "\n".join([*lines, f"model.load_state_dict(safetensors.torch.load_file({file}), strict=True)"])
 
     def program(self, file: str) -> str:
@@ -59,6 +70,22 @@ class PlainCall:
             lines = ["from functools import partial", *lines]
             lines.append("from timm.models.vision_transformer import ParallelThingsBlock")
         return "\n".join([*lines, "", self.code(f"Path(__file__).with_name({file!r})"), "model.eval()", ""])
+
+
+def separate_qkv_bias(model: nn.Module) -> bool:
+    """Let attention modules call their qkv layer, in place; return whether there are such modules.
+
+    With biases of queries and values in ``q_bias`` and ``v_bias``, timm's Eva and BEiT read the weight of ``qkv``, so
+    that an adapter on the layer would have no effect. Their own option calls the layer and adds the bias after it,
+    which is equal up to rounding.
+    """
+    found: list[Any] = [
+        module for module in model.modules()
+        if getattr(module, "qkv_bias_separate", None) is False and getattr(module, "q_bias", None) is not None
+    ]  # fmt: skip
+    for module in found:
+        module.qkv_bias_separate = True
+    return bool(found)
 
 
 def plain_call(card: Card) -> PlainCall:

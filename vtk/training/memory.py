@@ -15,7 +15,7 @@ from vtk.training.engine.precision import PrecisionName
 from vtk.training.engine.processes import Ranks
 from vtk.training.frozen_ffn.blocks import MemoryPlan, apply_memory_mode
 from vtk.training.frozen_ffn.estimate import Footprint, footprints, join_footprints
-from vtk.training.options.policy import MODES, MemoryMode
+from vtk.training.options.policy import MODES, MemoryMode, current_mode
 from vtk.training.run_config import RunConfig
 from vtk.training.step_rules.sharpness import copies
 
@@ -94,10 +94,10 @@ class MemoryChoice:
         columns = ("mode", "image", "units", "activ.", "weights", "grads", "optim.", "total", "room")
         console.table(title, columns, rows)
         console.say("image: kept for backward per image; units: per token and block, of C elements")
-        formulas = [(f.mode, f.formula) for f in self.counted if f.formula is not None]
+        formulas = [f.formula for f in self.counted if f.formula is not None]
         if formulas:
-            said = ", ".join(f"{mode} {formula}" for mode, formula in formulas)
-            console.say(f"units as derived, hidden width ρ = {formulas[0][1].ratio:.3g} C: {said}")
+            derived = ", ".join(map(str, formulas))
+            console.say(f"units derived: {derived}; ρ = {formulas[0].ratio:.3g}, the hidden width over C")
         console.say(self.line)
 
 
@@ -120,7 +120,7 @@ def choose_memory(
     model = subjects[0].model
     wanted = config.memory
     if wanted == "auto" and saved:
-        wanted = saved.get("memory", "plain")
+        wanted = current_mode(saved.get("memory", "plain"))
     elif wanted == "auto" and config.grad_checkpointing:
         wanted = "plain"  # nothing inside a block is kept anyway
     batch: int | str = config.batch_size

@@ -1,6 +1,9 @@
-"""The blocks of each architecture that a bank holds, packed, against the forward pass of timm's model."""
+"""Each architecture that a bank holds, its blocks packed or folded, against the forward pass of timm's model."""
 
+import copy
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +13,11 @@ from timm.models._registry import _model_entrypoints
 
 from vtk.bank import check_architecture
 from vtk.bank.architectures import without_blocks
-from vtk.bank.positions import read_positions
+from vtk.bank.folded import fold
+from vtk.bank.fused_calls import FusedCall
+from vtk.bank.positions import Positions, read_positions
+from vtk.bank.task_entry import Entry
+from vtk.bank.task_heads import Ends
 from vtk.errors import UsageError
 from vtk.models.packed.forward import RowPositions, Segments, attention_modules, own_weights, packed_forward
 
@@ -45,8 +52,8 @@ def small(name: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_packed_blocks_of_each_architecture_are_its_forward_pass() -> None:
-    seen, failed = 0, []
+def test_packed_and_folded_blocks_of_each_architecture_are_its_forward_pass() -> None:
+    seen, folds, failed = 0, 0, []
     for name in sorted(architectures()):
         try:
             model = small(name)
@@ -60,11 +67,32 @@ def test_packed_blocks_of_each_architecture_are_its_forward_pass() -> None:
         images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
         with torch.no_grad():
             wanted = model(images)
-            found = packed(model, images)
-        if not (found - wanted).abs().max() <= 1e-12 * wanted.abs().max():
-            failed.append((name, float((found - wanted).abs().max() / wanted.abs().max())))
+            ways = {"folded": folded(copy.deepcopy(model), images), "packed": packed(model, images)}
+        for way, found in ways.items():
+            if found is not None and not (found - wanted).abs().max() <= 1e-12 * wanted.abs().max():
+                failed.append((name, way, float((found - wanted).abs().max() / wanted.abs().max())))
+        folds += ways["folded"] is not None
     assert not failed
-    assert seen >= 200
+    assert seen >= 200 and folds >= 180
+
+
+def folded(model: Any, images: torch.Tensor) -> torch.Tensor | None:
+    """Run a model as the one task of a folded bank; None if it cannot be folded."""
+    try:
+        folding = fold(model, (32, 32), torch.float64)
+    except UsageError:
+        return None
+    shared, cpu, norm = folding.shared, torch.device("cpu"), model.norm
+    assert shared is not None
+    positions = Positions().change({}, cpu, torch.float64, "a", read_positions(model, (32, 32), torch.float64))
+    end = without_blocks(model, norm=False)
+    tokens = end.forward_features(images).shape[1]
+    card: Any = SimpleNamespace(input=SimpleNamespace(size=(32, 32), in_chans=3))
+    entry = Entry("a", card, Path(), 1, end, 0, tokens)
+    ends = Ends.of({"a": folding.piece}, cpu)
+    call = FusedCall.of(shared, norm, ends, {"a": entry}, {"a": len(images)}, {1: 0}, False, positions)
+    layers = [{key: [t] for key, t in part.items()} for part in folding.weights]
+    return call.run({"a": images}, layers, cpu, torch.float64)["a"]
 
 
 def packed(model: Any, images: torch.Tensor) -> torch.Tensor:

@@ -76,6 +76,18 @@ def test_ends_of_every_kind(make_lab: Any, tools: Any, captures: list[int], pool
     assert captures == [256]
 
 
+@pytest.mark.parametrize("model", ["vit_small_patch16_dinov3", "vit_small_patch16_rope_mixed_224"])
+def test_one_graph_turns_tokens_of_every_size_by_their_own_table(
+    make_lab: Any, tools: Any, captures: list[int], model: str
+) -> None:
+    lab = make_lab(model=model)
+    packs = {"a": lab.pack("a", seed=1), "b": lab.pack("b", seed=2, size=(32, 48)), "c": lab.pack("c", seed=3, size=48)}
+    bank, models = graphed(lab, packs), {name: lab.alone(path) for name, path in packs.items()}
+    for counts in ({"a": 2, "b": 1}, {"b": 2, "c": 1}, {"c": 2, "a": 1}, {"b": 3}):
+        assert tools.worst_error(bank, tools.random_batch(bank, counts), models) <= 1e-12
+    assert captures == [256]
+
+
 def test_tasks_that_come_and_go_drop_the_graphs(five: Any, tools: Any, captures: list[int]) -> None:
     lab, packs = five
     bank = graphed(lab, {n: packs[n] for n in ("pets", "dogs")})

@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "BEiT, one table for all blocks": (
         "beit_base_patch16_224", {"use_rel_pos_bias": False, "use_shared_rel_pos_bias": True},
     ),
+    "BEiT, tables of each block and of the model": ("beit_base_patch16_224", {"use_shared_rel_pos_bias": True}),
     "BEiT-3": ("beit3_base_patch16_224", {}),
     "relative positions": ("vit_relpos_small_patch16_224", {}),
     "shared relative positions": ("vit_srelpos_small_patch16_224", {}),
@@ -48,3 +49,20 @@ def test_packs_of_several_sizes_are_their_own_models(make_lab: Any, tools: Any, 
     for way in WAYS.values():
         bank = lab.bank(packs, **way)
         assert tools.worst_error(bank, tools.random_batch(bank, {"b": 1, "a": 2, "d": 1, "c": 1}), models) <= 1e-12
+
+
+TOKENS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dist_token": ("deit_tiny_distilled_patch16_224", {}), "reg_token": ("vit_small_patch16_dinov3", {}),
+    "embeds.cls_token": ("naflexvit_base_patch16_gap", {"class_token": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", TOKENS)
+def test_tokens_that_are_no_patches_are_a_task_s_own(make_lab: Any, tools: Any, key: str) -> None:
+    model, kwargs = TOKENS[key]
+    lab = make_lab(model=model, **kwargs)
+    packs = {"a": lab.pack("a", seed=1), "b": lab.pack("b", seed=2, change={key: lambda t: t + 1})}
+    models = {name: lab.alone(path) for name, path in packs.items()}
+    for way in ("loop", "fused"):
+        bank = lab.bank(packs, **WAYS[way])
+        assert tools.worst_error(bank, tools.random_batch(bank, {"a": 1, "b": 1}), models) <= 1e-12

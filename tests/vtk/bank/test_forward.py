@@ -130,11 +130,11 @@ def test_a_fused_bank_in_bfloat16(make_lab: Any) -> None:
 def test_a_task_without_classifier_among_others() -> None:
     kwargs = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "num_heads": 1, "depth": 1}
     some, none = (timm.create_model("vit_tiny_patch16_224", num_classes=n, **kwargs).eval() for n in (3, 0))
-    shared = fold(some, torch.float32).shared
+    shared = fold(some, (32, 32), torch.float32).shared
     assert shared is not None
-    fold(some, torch.float32, whole=False).check(shared, "a")
+    fold(some, (32, 32), torch.float32, whole=False).check(shared, "a")
     with pytest.raises(UsageError, match=r"a: its head is of another kind.*; create the bank with fused=False, or"):
-        fold(none, torch.float32, whole=False).check(shared, "a")
+        fold(none, (32, 32), torch.float32, whole=False).check(shared, "a")
 
 
 def test_the_last_task_goes_while_a_pack_of_another_model_is_read(make_lab: Any, tools: Any) -> None:

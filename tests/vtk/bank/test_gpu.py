@@ -67,9 +67,18 @@ def test_fused_is_as_close_as_plain(five: Any, tools: Any, dtype: torch.dtype, g
         assert bank._graphs is not None and 0 < len(bank._graphs) < len(MIXES)
 
 
-@pytest.mark.parametrize("pool", ["map", "avg"])
-def test_other_ends_in_a_graph(make_lab: Any, tools: Any, pool: str) -> None:
-    lab = make_lab(global_pool=pool, class_token=False, qk_norm=True)
+OTHERS: dict[str, dict[str, Any]] = {
+    "map": {"global_pool": "map", "class_token": False, "qk_norm": True},
+    "avg": {"global_pool": "avg", "class_token": False, "qk_norm": True},
+    "DINOv3": {"model": "vit_small_patch16_dinov3"}, "EVA-02": {"model": "eva02_base_patch14_224"},
+    "RoPE-mixed": {"model": "vit_small_patch16_rope_mixed_224"},
+    "Sapiens2": {"model": "vit_base_patch16_sapiens2", "num_kv_heads": (2, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_ends_and_blocks_in_a_graph(make_lab: Any, tools: Any, case: str) -> None:
+    lab = make_lab(**OTHERS[case])
     packs = {"a": lab.pack("a", seed=1), "b": lab.pack("b", seed=2, size=48, classes=20)}
     plain = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=False)
     bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True)

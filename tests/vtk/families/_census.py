@@ -31,18 +31,16 @@ _SILENT = ("Dropout", "DropPath", "Identity", "Sequential", "ModuleList")
 
 
 class Support(NamedTuple):
-    """Why each engine refuses an architecture, None where it takes it; and what a memory mode leaves undone."""
+    """Why each engine refuses an architecture, or a part of the work; None where it takes it."""
 
     fuse: str | None
     bank: str | None
     memory: str | None
-    partly: str | None
 
     @property
     def refusals(self) -> dict[str, str]:
         """Reasons by engine."""
-        found = {"fuse": self.fuse, "bank": self.bank, "memory": self.memory}
-        return {engine: why for engine, why in found.items() if why is not None}
+        return {engine: why for engine, why in self._asdict().items() if why is not None}
 
 
 def module_of(name: str) -> str:
@@ -72,6 +70,18 @@ def signature(model: Any) -> Hashable:
     return type(model).__name__, frozenset(_of_block(block) for block in getattr(model, "blocks", ()))  # LeViT has none
 
 
+def shorten(model: Any) -> Any:
+    """Keep one block of each kind, the first, and return the model: the engines look at every block by itself."""
+    if hasattr(model, "blocks"):
+        kinds: dict[Hashable, nn.Module] = {}
+        for block in model.blocks:
+            kinds.setdefault(_of_block(block), block)
+        model.blocks = type(model.blocks)(kinds.values()) if isinstance(model.blocks, nn.ModuleList) else (
+            type(model.blocks)(*kinds.values())
+        )  # fmt: skip
+    return model
+
+
 def ends(model: Any) -> Hashable:
     """Return what an engine has to know beside the blocks: stem, tables, tokens, pooling and head."""
     names = tuple(n for n, _ in model.named_parameters() if not n.startswith(("blocks.", "stages.")))
@@ -91,23 +101,21 @@ def _of_block(block: nn.Module) -> Hashable:
 
 def support(model: nn.Module) -> Support:
     """Return what `vtk.fuse`, `TaskBank` and ``--memory minimal`` say about a model."""
-    return Support(_refusal(_fuse, model), _refusal(check_architecture, model), *_memory(model))
+    return Support(*(_refusal(ask, model) for ask in (_fuse, check_architecture, _memory)))
 
 
 def _fuse(model: nn.Module) -> None:
     fuse(model, keep_source=False)
 
 
-def _memory(model: nn.Module) -> tuple[str | None, str | None]:
+def _memory(model: nn.Module) -> None:
+    policy.apply(model, policy.select(model, "attn"))
     try:
-        policy.apply(model, policy.select(model, "attn"))
-        plan = apply_memory_mode(model, "minimal")
-    except UsageError as error:
-        return str(error), None
+        if note := apply_memory_mode(model, "minimal").note:
+            raise UsageError(note)
     finally:
         remove_memory_mode(model)
         policy.apply(model, policy.select(model, "full"))
-    return (None, plan.note) if plan.effective else (plan.note, None)
 
 
 def _refusal(function: Callable[[Any], None], model: nn.Module) -> str | None:

@@ -3,6 +3,8 @@
 import copy
 import pickle
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ from torch import Tensor, nn
 
 from tests.vtk.fused.conftest import randomize
 from vtk.errors import UsageError
-from vtk.fused import FusedViT, count_launches, fuse, separate_qkv
+from vtk.fused import FusedViT, count_launches, fuse, separate_qkv, to_fp8
 from vtk.fused.stages import Plan
+from vtk.models.create import build_model
 
 SIZE = (8, 12)
 """Pixels: a grid of 2 × 3."""
@@ -145,9 +148,9 @@ def test_naflex_at_its_own_size_and_others(case: str) -> None:
 
 
 def test_naflex_takes_the_size_of_its_weights_and_no_mixed_patches() -> None:
-    model = naflex()
-    model.pretrained_cfg = {"input_size": (3, 16, 24)}
-    fused = fuse(model)
+    small = {"patch_size": 4, "embed_dim": 32, "num_heads": 2, "depth": 1}
+    made = build_model("naflexvit_base_patch16_gap", img_size=(16, 24), num_classes=5, pretrained=False, kwargs=small)
+    fused = fuse(made.model.eval())
     assert fused.image_size == (16, 24)
     patches = {"patches": torch.zeros(1, 6, 48), "patch_coord": torch.zeros(1, 6, 2), "patch_valid": torch.ones(1, 6)}
     with pytest.raises(UsageError, match=r"images of one size.*not a dict"):
@@ -188,6 +191,32 @@ def test_a_bias_starts_no_kernel_of_its_own() -> None:
     for stage in fuse(beit).stages[::2]:  # rows that SDPA reads without a copy
         bias: Tensor = stage.attn_bias()
         assert bias.shape[-1] % 8 == 0 and bias.is_contiguous()
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "deit_tiny_distilled_patch16_224"])
+def test_in_fp8_a_bias_and_two_heads_are_kept(name: str) -> None:
+    model = build(name, embed_dim=64, img_size=(8, 16)).float()
+    x = torch.randn(6, 3, 8, 16)
+    with torch.no_grad():
+        expected = model(x)
+        got = to_fp8(fuse(model, keep_source=False), [torch.randn(8, 3, 8, 16)])(x)
+    assert float((got - expected).norm() / expected.norm()) < 0.06  # an e4m3 number is off by 2.6 %
+
+
+@pytest.mark.parametrize(
+    ("make", "part"),
+    [
+        (partial(build, "vit_small_patch16_dinov3"), "a rotary embedding"),
+        (partial(build, "beit3_base_patch16_224"), "a norm before its second layer"),
+        (partial(build, "vit_small_patch16_224", mlp_layer=timm.layers.SwiGLU), "a gated FFN"),
+        (partial(naflex, attn_gated=True), "gated attention"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_fp8_refuses_what_it_would_leave_out(make: Callable[[], nn.Module], part: str) -> None:
+    fused = fuse(make().float(), keep_source=False)
+    with pytest.raises(UsageError, match=f"`stages.[01]` has {part}.*use bf16"):
+        to_fp8(fused)
 
 
 class _OwnBias(RelPosBias):

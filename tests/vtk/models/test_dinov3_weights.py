@@ -112,7 +112,7 @@ def create(folder: Path, w: dict[str, Tensor], model: str, size: tuple[int, int]
     ],
     ids=["S", "S+", "7B", "biases of zero"],
 )
-@pytest.mark.parametrize("size", [(32, 32), (32, 80)], ids=["square", "wide"])
+@pytest.mark.parametrize("size", [(32, 80), pytest.param((32, 32), marks=pytest.mark.slow)], ids=["wide", "square"])
 def test_a_file_of_meta_computes_what_it_did(tmp_path: Path, model: str, gated: bool, bias: bool, size: Any) -> None:
     w = weights(gated=gated, bias=bias)
     created = create(tmp_path, w, model, size)
@@ -188,7 +188,9 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("model", SIZES)
+@pytest.mark.parametrize(
+    "model", [name if "7b" in name else pytest.param(name, marks=pytest.mark.slow) for name in SIZES]
+)
 def test_every_size_of_dinov3_has_a_place_for_every_tensor(model: str) -> None:
     depth, width, heads, hidden, gated = SIZES[model]
     wanted = shapes(

@@ -55,7 +55,8 @@ SIZES = [((256, 192), (224, 224)), ((64, 256), (224, 224)), ((448, 112), (224, 2
 @pytest.mark.parametrize(
     ("name", "prefix"),
     [("vit_tiny_patch16_224", 1), ("deit3_small_patch16_224", 0), ("vit_medium_patch16_reg4_gap_256", 0),
-     ("deit_tiny_distilled_patch16_224", 2), ("vit_small_patch16_18x2_224", 1)],
+     ("deit_tiny_distilled_patch16_224", 2), ("vit_small_patch16_18x2_224", 1), ("vit_small_patch16_rope_ape_224", 0),
+     ("vit_small_patch16_rope_mixed_ape_224", 0), ("eva02_base_patch16_clip_224", 1)],
 )  # fmt: skip
 def test_tables_of_tokens(name, prefix, old, new, tmp_path):
     state = base_file(tmp_path / "base.safetensors", name, old, **SMALL)
@@ -74,6 +75,19 @@ def test_registers_have_no_rows(tmp_path):
     made = build_model(name, num_classes=3, img_size=(42, 70), weights=tmp_path / "b.safetensors", kwargs=SMALL)
     before, after = state["pos_embed"].numpy()[0], made.model.pos_embed.detach().numpy()[0]
     np.testing.assert_allclose(after, resized(before.reshape(4, 2, -1), (3, 5)).reshape(15, -1), atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_rope_mixed_ape_224", "eva02_base_patch16_clip_224"])
+def test_rotary_models_at_another_size_turn_by_the_new_grid(name, tmp_path):
+    base_file(tmp_path / "base.safetensors", name, (64, 32), **SMALL)
+    made = build_model(
+        name, num_classes=3, img_size=(48, 80), weights=tmp_path / "base.safetensors", kwargs=SMALL
+    ).model
+    plain = timm.create_model(name, num_classes=3, img_size=(48, 80), **SMALL)
+    plain.load_state_dict(made.state_dict())
+    images = torch.randn(2, 3, 48, 80)
+    with torch.no_grad():
+        torch.testing.assert_close(made.eval()(images), plain.eval()(images), rtol=0, atol=0)
 
 
 def test_the_same_grid_is_not_touched(tmp_path):

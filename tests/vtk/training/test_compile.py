@@ -68,7 +68,7 @@ def run(tiny, kind, *, mode=None, regime=Fp32, sizes=(4, 4, 3), compile, step_ru
 CASES = {
     "attn minimal bf16": ("attn", {"mode": "minimal", "regime": Bf16, "ema": 0.9, "accumulate": 2}),
     "full checkpointing": ("full", {"grad_checkpointing": True}),
-    "attn gelu8": ("attn", {"mode": "gelu8"}),
+    "attn act8": ("attn", {"mode": "act8"}),
     "attn recompute bf16": ("attn", {"mode": "recompute", "regime": Bf16}),
     "attn plain": ("attn", {"mode": "plain"}),
     "attn+norm": ("attn+norm", {}),

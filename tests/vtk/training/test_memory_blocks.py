@@ -131,13 +131,13 @@ def test_masks_take_the_blocks_own_way(tiny):
 @pytest.mark.parametrize(
     ("build", "train", "mode", "words"),
     [
-        (lambda tiny: other("swin_tiny_patch4_window7_224", embed_dim=24), "attn", "gelu8", "SwinTransformer has"),
+        (lambda tiny: other("swin_tiny_patch4_window7_224", embed_dim=24), "attn", "act8", "SwinTransformer has"),
         (lambda tiny: other("convnext_atto"), "head", "minimal", "ConvNeXt has no block"),
-        (lambda tiny: tiny(), "attn+norm", "gelu8", "norms are trained"),
+        (lambda tiny: tiny(), "attn+norm", "act8", "norms are trained"),
         (lambda tiny: tiny(), "full", "recompute", "norms are trained"),
         (lambda tiny: tiny(), "ffn", "recompute", "FFNs are trained"),
         (lambda tiny: tiny(), "head", "minimal", "no weight at or before the blocks is trained"),
-        (lambda tiny: tiny(act_layer="relu"), "attn", "gelu8", "ReLU, not GELU or SiLU"),
+        (lambda tiny: tiny(act_layer="relu"), "attn", "act8", "ReLU, not GELU or SiLU"),
         (lambda tiny: tiny(proj_drop_rate=0.1), "attn", "recompute", "FFNs have dropout"),
     ],
 )  # fmt: skip
@@ -274,5 +274,5 @@ def test_on_a_gpu(tiny, mode, dtype):
     F.cross_entropy(model(images.cuda()).float(), torch.arange(4, device="cuda") % 3).backward()
     found = torch.cat([p.grad.flatten().double().cpu() for p in model.parameters() if p.grad is not None])
     expected = torch.cat([g.flatten() for g in exact.values()])
-    limit = 0.998 if dtype == torch.bfloat16 else 0.9999 if mode == "gelu8" else 0.999999
+    limit = 0.998 if dtype == torch.bfloat16 else 0.9999 if mode == "act8" else 0.999999
     assert float(F.cosine_similarity(found, expected, dim=0)) >= limit

@@ -146,8 +146,8 @@ def test_auto_says_once_what_attention_only_training_does_without_the_engine(tin
     assert choose(model, monkeypatch, 0, train="full").mode == "plain"
     assert choose(model, monkeypatch, 0, train="full", memory="plain").mode == "plain"
     assert capsys.readouterr().err == ""
-    assert choose(model, monkeypatch, 0, train="full", memory="gelu8").mode == "plain"
-    assert "--memory gelu8 changes nothing: norms are trained" in capsys.readouterr().err
+    assert choose(model, monkeypatch, 0, train="full", memory="act8").mode == "plain"
+    assert "--memory act8 changes nothing: norms are trained" in capsys.readouterr().err
 
 
 def test_the_largest_batch(tiny, monkeypatch, counted):
@@ -171,24 +171,24 @@ def test_all_processes_choose_by_the_fullest_device(tiny, monkeypatch, counted):
 
     class Fuller(Ranks):
         def gather(self, value):
-            return [value, needs(model, "gelu8", 16) + present(model)]
+            return [value, needs(model, "act8", 16) + present(model)]
 
     monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 40)
     found = choose_memory([Subject(model, (3, 32, 32))], FinetuneConfig(), "fp32", Fuller(CPU, 0, 2), images=100)
-    assert found.mode == "gelu8"
+    assert found.mode == "act8"
 
 
 def test_the_table_fits_a_terminal(tiny, monkeypatch, capsys):
     with shapes_only():
         model = attn_only(timm.create_model("vit_large_patch16_384", depth=1))
     counted = tuple(footprints(model, (3, 384, 384), "fp32"))
-    choice = MemoryChoice("gelu8", 4096, 1, 80 * 10**9, counted, None)
+    choice = MemoryChoice("act8", 4096, 1, 80 * 10**9, counted, None)
     choice.print()
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
-    assert "→ gelu8" in printed and "-" in printed
+    assert "→ act8" in printed and "-" in printed
     told = json.loads(json.dumps(choice.to_dict()))
-    assert [m["mode"] for m in told["modes"]] == list(MODES) and told["memory"] == "gelu8"
+    assert [m["mode"] for m in told["modes"]] == list(MODES) and told["memory"] == "act8"
     for row in told["modes"]:
         parts = ("constant", "weights", "gradients", "optimizer", "activations")
         assert row["total_bytes"] == sum(row[f"{p}_bytes"] for p in parts)

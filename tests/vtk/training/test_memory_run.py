@@ -33,10 +33,10 @@ def test_every_mode_trains_alike(config, tmp_path, precision):
     assert plain.metrics.top1 >= 0.6
     for mode, run in runs.items():
         assert abs(run.metrics.top1 - plain.metrics.top1) <= 0.01, mode
-        if mode != "gelu8":
+        if mode != "act8":
             for file in ("task.safetensors", "task.json"):
                 assert (run.task_last / file).read_bytes() == (plain.task_last / file).read_bytes(), (mode, file)
-    assert "--memory gelu8" in (runs["gelu8"].task / "task.json").read_text()
+    assert "--memory act8" in (runs["act8"].task / "task.json").read_text()
 
 
 def test_auto_writes_down_and_says_what_it_took(config, monkeypatch, capsys):
@@ -72,13 +72,13 @@ def test_a_resumed_run_keeps_its_mode_and_batch(config, monkeypatch, tmp_path):
 
 def test_resuming_with_another_mode(config):
     finetune(config(memory="plain", stop_after=1))
-    with pytest.raises(UsageError, match=r"--memory gelu8 \(was plain\)"):
-        finetune(config(memory="gelu8", resume=True))
+    with pytest.raises(UsageError, match=r"--memory act8 \(was plain\)"):
+        finetune(config(memory="act8", resume=True))
     assert finetune(config(memory="minimal", resume=True)).memory == "minimal"
 
 
 @pytest.mark.parametrize(("extra", "words"), [
-    (["--memory", "gelu8", "--train", "attn+norm"], "--memory gelu8 changes nothing: norms are trained"),
+    (["--memory", "act8", "--train", "attn+norm"], "--memory act8 changes nothing: norms are trained"),
     (["--memory", "minimal", "--train", "head"], "no weight at or before the blocks is trained"),
     (["--memory", "recompute", "--model-kwargs", "depth=2,embed_dim=32,num_heads=2,act_layer=relu"],
      "not GELU or SiLU"),
@@ -100,9 +100,9 @@ def test_dry_run_shows_the_table_and_writes_nothing(photos, tmp_path, capsys):
     table = printed.partition("Memory of a training step")[2]
     assert not out.exists() and max(map(len, table.splitlines())) <= 80
     assert all(mode in table for mode in MODES) and "→ plain" in table
-    assert command.main([str(photos), *FLAGS, "--out", str(out), "--dry-run", "--json", "--memory", "gelu8"]) == 0
+    assert command.main([str(photos), *FLAGS, "--out", str(out), "--dry-run", "--json", "--memory", "act8"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert not out.exists() and told["memory"] == "gelu8" and [m["mode"] for m in told["modes"]] == list(MODES)
+    assert not out.exists() and told["memory"] == "act8" and [m["mode"] for m in told["modes"]] == list(MODES)
     units = [m["units"] for m in told["modes"]]
     assert units == sorted(units, reverse=True)
 

@@ -12,7 +12,9 @@ from vtk.errors import UsageError
 
 Where = Literal["mlp", "msa"]
 
-_KNOWN = "timm's VisionTransformer (vit_*, deit_*, deit3_*), PiT and MLP-Mixer"
+EXAMPLES = "such as vit_small_patch16_224, deit3_small_patch16_224 and vit_small_patch14_dinov2"
+"""Models of timm's VisionTransformer: names that begin with vit_ are also those of its Eva."""
+_KNOWN = f"timm's VisionTransformer ({EXAMPLES}), PiT and MLP-Mixer"
 
 
 def find_blocks(model: nn.Module, what: str) -> list[tuple[str, nn.Module]]:

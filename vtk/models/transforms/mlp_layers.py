@@ -19,6 +19,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
+from vtk.models.transforms.blocks import EXAMPLES
 from vtk.models.transforms.registry import register
 
 Design = Literal["relu", "bn", "no-norm"]
@@ -69,7 +70,7 @@ def change_mlp(model: nn.Module, *, design: Design) -> dict[str, str | None]:
     if design not in get_args(Design):
         raise UsageError(f"`--mlp` is {design}; allowed is {', '.join(get_args(Design))}")
     if not isinstance(model, vit.VisionTransformer):
-        raise UsageError(f"`--mlp` changes timm's VisionTransformer (vit_*, deit_*), not {type(model).__name__}")
+        raise UsageError(f"`--mlp` changes timm's VisionTransformer ({EXAMPLES}), not {type(model).__name__}")
     places = [place for i, block in enumerate(model.blocks) for place in _places(f"blocks.{i}", block)]
     before = set(model.state_dict())
     for parent, norm, mlp in places:

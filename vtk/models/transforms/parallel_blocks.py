@@ -12,6 +12,7 @@ from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTra
 from torch import nn
 
 from vtk.errors import UsageError
+from vtk.models.transforms.blocks import EXAMPLES
 from vtk.models.transforms.context_broadcast import find_context_broadcast
 from vtk.models.transforms.registry import register
 
@@ -39,7 +40,10 @@ def parallelize(model: nn.Module, *, branches: int) -> dict[str, str | None]:
     """
     kind = type(model).__name__
     if not isinstance(model, VisionTransformer):
-        raise UsageError(f"{kind} cannot be parallelized; only timm's VisionTransformer (vit_*, deit_*, deit3_*) can")
+        raise UsageError(
+            f"{kind} cannot be parallelized: timm has parallel blocks for its VisionTransformer only, which has no "
+            f"rotary or relative positions; use a model {EXAMPLES}"
+        )
     for i, block in enumerate(model.blocks):
         if type(block) is not Block:
             what = "is already parallel" if isinstance(block, ParallelThingsBlock) else f"is a {type(block).__name__}"

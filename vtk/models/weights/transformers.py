@@ -113,8 +113,8 @@ def check_config(path: Path, model: Any, name: str) -> None:
         if own is not None and isinstance(stored, (int, float)) and stored != own:
             value = str(stored)[:20]
             raise DataError(
-                f"{beside} has `{key}` {value}, and `{name}` has {own:g}, so outputs would differ; give another --model, "
-                f"or --model-kwargs {flag}={value}"
+                f"{beside} has `{key}` {value}, and `{name}` has {own:g}, so outputs would differ; give another "
+                f"--model, or --model-kwargs {flag}={value}"
             )
 
 

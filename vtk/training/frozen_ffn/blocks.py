@@ -20,6 +20,7 @@ from vtk.training.frozen_ffn.fold import forget
 from vtk.training.frozen_ffn.handover import link, unlink
 from vtk.training.frozen_ffn.parts import Positions
 from vtk.training.frozen_ffn.stages import both_stages
+from vtk.training.options.policy import current_mode
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ def apply_memory_mode(model: nn.Module, mode: MemoryMode) -> MemoryPlan:
     Args:
         model: a timm model; which parameters are trained must be settled.
         mode: ``plain`` keeps what torch's autograd needs, less what only a weight gradient of frozen layers would need;
-            ``gelu8`` keeps GELU′ in a byte in place of the FFN's hidden layer; ``recompute`` computes that layer again;
-            ``minimal`` computes queries, keys and values again, too. All but ``gelu8`` give exact gradients.
+            ``act8`` (once ``gelu8``) keeps the slopes of the FFN's activation in 8 bits in place of its first layer's
+            result; ``recompute`` computes that layer again; ``minimal`` queries, keys and values, too. All but ``act8``
+            give exact gradients.
 
     Returns:
         How many blocks follow the mode, and why others do not.
     """
     remove_memory_mode(model)
+    mode = current_mode(mode)
     blocks = [m for m in model.modules() if parts.is_block(m)]
     reasons: Counter[str] = Counter()
     changed = 0

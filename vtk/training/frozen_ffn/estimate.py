@@ -171,8 +171,9 @@ class _Through(nn.Module):
 def _in_a_row(model: nn.Module) -> bool:
     """Tell whether a model has ``blocks`` that follow each other and map tokens to tokens."""
     blocks = getattr(model, "blocks", None)
-    known = isinstance(blocks, nn.ModuleList) and all(map(is_block, blocks))
-    return (isinstance(blocks, nn.Sequential) or known) and len(blocks) > 0
+    if not isinstance(blocks, (nn.Sequential, nn.ModuleList)) or not len(blocks):
+        return False
+    return isinstance(blocks, nn.Sequential) or all(map(is_block, blocks))
 
 
 def _per_image(model: nn.Module, size: Sequence[int], dtype: torch.dtype, to_images: bool) -> tuple[int, int]:

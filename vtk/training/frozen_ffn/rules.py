@@ -60,7 +60,7 @@ def choose(block: nn.Module, mode: MemoryMode) -> tuple[BlockModes | None, list[
     if why is not None and mode != "plain":
         notes.append(why)
     elif mode != "plain":
-        ffn = "bytes" if mode == "gelu8" else "recompute"
+        ffn = "bytes" if mode == "act8" else "recompute"
         if ffn == "bytes" and (why := next(_first(map(_no_bytes, ffns)), None)):
             ffn = "plain"
             notes.append(why)

@@ -1,7 +1,8 @@
 """Options of fine-tuning: the weights to train, LoRA, the memory mode, and the number format of packs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option, require
@@ -9,9 +10,15 @@ from vtk.options.config import flag_of
 from vtk.packs.config import StoredAs
 
 PolicyName = Literal["attn", "full", "ffn", "head", "attn+norm", "lora"]
-MemoryMode = Literal["plain", "gelu8", "recompute", "minimal"]
+MemoryMode = Literal["plain", "act8", "recompute", "minimal"]
 MODES: tuple[MemoryMode, ...] = get_args(MemoryMode)
 """Fastest first; each saves less for backward than the one before."""
+
+
+def current_mode(name: Any) -> Any:
+    """Return a memory mode by its name of today: ``act8`` was ``gelu8`` while it knew no other activation than GELU."""
+    return "act8" if name == "gelu8" else name
+
 
 Policy = Annotated[PolicyName, Option("weights to train, besides the head", "what to train", often=True)]
 
@@ -53,7 +60,17 @@ class PackOptions(Config):
     GROUP: ClassVar[str] = "memory"
 
     memory: Annotated[
-        Literal["auto", "plain", "gelu8", "recompute", "minimal"],
-        Option("what frozen blocks save for backward, fastest to leanest; auto: the fastest that fits", often=True),
+        Literal["auto", "plain", "act8", "recompute", "minimal"],
+        Option(
+            "what frozen blocks save for backward, fastest to leanest; auto: the fastest that fits",
+            often=True,
+            convert=current_mode,
+        ),
     ] = "auto"
     pack_dtype: StoredAs = "fp32"
+
+    @classmethod
+    def upgrade(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a file, the memory mode under its name of today."""
+        found = super().upgrade(values)
+        return {**found, "memory": current_mode(found["memory"])} if "memory" in found else found

@@ -47,7 +47,7 @@ class SourceOptions(Config):
     out: Annotated[Path | None, Option("folder of the run (default: runs/NAME-OF-DATA)", "output", often=True)] = None
     model: ModelName = "vit_small_patch16_224"
     model_kwargs: ModelKwargs = ()
-    weights: Annotated[Path | None, Option("file of weights to start from, in place of the hub's", often=True)] = None
+    weights: Annotated[Path | None, Option("weights in place of the hub's: file or folder", often=True)] = None
     pretrained: Pretrained = True
     img_size: InputSize = None
     resize_mode: Annotated[

@@ -19,9 +19,13 @@ from vtk.models.create import Created
 from vtk.models.task_parameters import head_names
 from vtk.packs.adapters import import_peft, timm_call
 from vtk.packs.lora_adapter import Lora
+from vtk.packs.plain import separate_qkv_bias
 from vtk.packs.to_peft import called_leaves, exact_pattern
 from vtk.training.options.policy import PolicyOptions
 from vtk.training.policies import policy
+
+_APART = {"qkv": ("q_proj", "k_proj", "v_proj"), "fc1": ("fc1_g", "fc1_x")}
+"""Layers of EVA-02 and others in place of one matrix."""
 
 
 def inject(created: Created, options: PolicyOptions, new: Collection[str], *, seed: int) -> Lora:
@@ -39,6 +43,7 @@ def inject(created: Created, options: PolicyOptions, new: Collection[str], *, se
     """
     peft, model = import_peft(), created.model
     timm_call(Card(created.spec, created.input, ("class",), transforms=created.transforms))
+    separate_qkv_bias(model)
     called = called_leaves(model, created.input)
     modules = target_modules(model, options.lora_targets, called)
     whole = tuple(sorted({name.rpartition(".")[0] for name in {*head_names(model), *new}}))
@@ -58,12 +63,16 @@ def inject(created: Created, options: PolicyOptions, new: Collection[str], *, se
 def target_modules(model: nn.Module, targets: Collection[str], called: Collection[str]) -> tuple[str, ...]:
     """Return the linear layers whose names end in one of ``targets``; none of the classifier's.
 
+    In models that have them apart, ``qkv`` stands for ``q_proj``, ``k_proj`` and ``v_proj``, and ``fc1`` for ``fc1_g``
+    and ``fc1_x``.
+
     Raises:
         UsageError: no layer has such a name, or the model reads its weight without calling it.
     """
     heads = {name.rpartition(".")[0] for name in head_names(model)}
     linear = [n for n, m in model.named_modules() if type(m) is nn.Linear and n not in heads]
     leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    targets = [leaf for t in targets for leaf in ((t,) if t in leaves else _apart(t, leaves))]
     if missing := next((t for t in targets if t not in leaves), None):
         there = f"there are {', '.join(leaves)}" if leaves else "it has no linear layers but the classifier"
         raise UsageError(
@@ -76,6 +85,12 @@ def target_modules(model: nn.Module, targets: Collection[str], called: Collectio
             "would have no effect; use --train attn, or other targets"
         )
     return chosen
+
+
+def _apart(target: str, leaves: Collection[str]) -> tuple[str, ...]:
+    """Return the layers of a model that hold the rows of ``target`` apart; the name itself where there are none."""
+    parts = _APART.get(target, ())
+    return parts if parts and all(part in leaves for part in parts) else (target,)
 
 
 def warn_of_shared(model: nn.Module, lora: Lora) -> None:

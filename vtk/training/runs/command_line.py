@@ -38,7 +38,7 @@ def command_line(config: RunConfig) -> str:
             or value == defaults[f.name]
         ):
             continue
-        if f.name == "memory" and value != "gelu8":  # the other modes change no result
+        if f.name == "memory" and value != "act8":  # the other modes change no result
             continue
         flag = flag_of(type(config), f.name).removeprefix("--")
         if option_of(type(config), f.name).flag and isinstance(value, tuple):  # once for each

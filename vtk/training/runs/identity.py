@@ -73,7 +73,7 @@ def check_identity(
     defaults = {name: fields[name] for name, value in now["flags"].items() if name in fields and value is not None}
     before, after = {**defaults, "memory": "plain", "metric": "top1", **kind.upgrade(saved["flags"])}, now["flags"]
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
-    if "gelu8" not in (before["memory"], after["memory"]):  # the other modes give the same gradients
+    if "act8" not in (before["memory"], after["memory"]):  # the other modes give the same gradients
         changed = [k for k in changed if k != "memory"]
     if changed:
         lines = ", ".join(f"--{k.replace('_', '-')} {after.get(k)} (was {before.get(k)})" for k in changed)

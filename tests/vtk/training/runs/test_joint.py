@@ -287,7 +287,7 @@ def criterion_of_two(plain):
 
 def test_memory_counts_what_is_shared_once(both, config, photos, shades, weights):
     report = memory_report(both(dry_run=True, memory="plain"))
-    assert {f.mode for f in report.counted} == {"plain", "gelu8", "recompute", "minimal"}
+    assert {f.mode for f in report.counted} == {"plain", "act8", "recompute", "minimal"}
     one, two = (
         memory_report(config(data=data, weights=weights, pretrained=True, img_size=size, dry_run=True, memory="plain"))
         for data, size in ((photos, 32), (shades, 48))
