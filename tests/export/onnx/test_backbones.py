@@ -214,7 +214,7 @@ def test_the_gate_finds_an_overflow_of_large_activations_and_passes_the_repaired
 @pytest.mark.parametrize("target", ["trt:8.6", "trt:10.0"])
 def test_tensorrts_linter_finds_nothing_in_them(kind: str, target: str, tmp_path: Path) -> None:
     config = OnnxConfig(out=tmp_path / "onnx", target=target, dtype="fp32" if target == "trt:8.6" else "fp16")
-    assert export_onnx(small(kind), config, show=False).fused
+    assert export_onnx(small(kind, embed_dim=64), config, show=False).fused  # heads of 16 channels at least
     proto = onnx.load(config.out / "model.onnx")
     assert proto.opset_import[0].version == (17 if target == "trt:8.6" else 18)
     assert lint(proto, parse_target(target)) == []
@@ -245,3 +245,10 @@ def test_many_tasks_of_one_base_are_one_model(kind: str) -> None:
         found, counts = GatheredViT(models)(images, torch.tensor(task, dtype=torch.int32))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert counts.tolist() == [5] * 4
+
+
+def test_rotary_frequencies_of_a_tasks_own_are_refused_by_name() -> None:
+    models = [small("rope-mixed"), small("rope-mixed")]
+    models[1].rope.freqs.data.add_(1)
+    with pytest.raises(UsageError, match=r"`rope` differs between the tasks and cannot be stacked.*--form files"):
+        GatheredViT(models)
