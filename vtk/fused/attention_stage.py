@@ -275,6 +275,8 @@ def separate_qkv(model: nn.Module, *, divide_scores: bool = False) -> None:
     """
     rotary = getattr(model, "rotary", None)
     turns = rotations(() if rotary is None else rotary.table.unbind(0), gather=divide_scores)
+    if rotary is not None:
+        rotary.constant = True
     for stage in model.modules():
         if isinstance(stage, AttentionStage) and stage.w_qkv is not None:
             plain = stage.qk_norm is None and stage.rotary is None

@@ -93,6 +93,7 @@ class Rotary(nn.Module):
         rope: timm's module, in fp32 or fp64 whatever the type of the model.
         table: (T, R, D), or (T, H, R, D) where heads differ, of the model's own size; T is 1, or the number of blocks
             where each has its own. It follows from ``rope`` and is in no state dict.
+        constant: the attentions hold it as a constant, after `separate_qkv`: no other size is taken then.
     """
 
     table: Tensor
@@ -121,6 +122,7 @@ class Rotary(nn.Module):
         self.grid, self.dynamic = grid, dynamic
         self.rotate_half, self.prefix, self.per_block = rotate_half, prefix, per_block
         self.sizes, self.own = SizeCache(), _Unbound()
+        self.constant = False
         self.register_buffer("table", self._make(grid), persistent=False)
         self.register_load_state_dict_post_hook(_derive_again)
 
@@ -130,9 +132,18 @@ class Rotary(nn.Module):
         return self.table.shape[-1]
 
     def tables(self, grid: Grid) -> Sequence[Tensor]:
-        """Return T tables, (R, D) or (H, R, D) each, for images of ``grid`` patches."""
+        """Return T tables, (R, D) or (H, R, D) each, for images of ``grid`` patches.
+
+        Raises:
+            UsageError: the tables are constants of another size.
+        """
         if grid == self.grid:
             return self.own.of(self.table)
+        if self.constant:
+            raise UsageError(
+                f"images of {grid[0]} × {grid[1]} patches: this model was made for exporters and takes "
+                f"{self.grid[0]} × {self.grid[1]}, of which its rotary tables are; fuse a model of that size"
+            )
         return self.sizes.get(grid, stamps(self.rope), lambda: self._make(grid).to(self.table)).unbind(0)
 
     def _make(self, grid: Grid) -> Tensor:
