@@ -53,8 +53,8 @@ class RelativeBias(nn.Module):
         return self._own() if torch.compiler.is_exporting() else self.bias
 
     def _own(self) -> Tensor:
-        found: Tensor = self.table[:, self.index]
-        return found
+        # ONNX's Gather takes an index of 32 bits, its GatherND, which indexing by brackets becomes, does not
+        return self.table.index_select(1, self.index.flatten()).unflatten(1, self.index.shape)
 
     def _full(self) -> Tensor:
         spare = -self.index.shape[0] % _ALIGN

@@ -224,6 +224,26 @@ def test_fp8_refuses_what_it_would_leave_out(make: Callable[[], nn.Module], part
         to_fp8(fused)
 
 
+@pytest.mark.slow
+def test_an_exported_bias_is_gathered_from_its_table() -> None:
+    """A small one the exporter writes out; of a whole image the file holds table and index."""
+    import onnxruntime
+
+    from vtk.card import InputSpec
+    from vtk_export.graph.convert import convert, export_form
+
+    model = build("beit_base_patch16_224", img_size=224, patch_size=16, depth=1, num_heads=12, embed_dim=48).float()
+    proto = convert(export_form(model), InputSpec(224, 224), opset=18)
+    assert [node.op_type for node in proto.graph.node].count("Gather") == 1
+    assert all(len(t.raw_data) < 12 * 197 * 197 * 4 for t in proto.graph.initializer)
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = torch.randn(3, 3, 224, 224)
+    with torch.no_grad():
+        expected = model(x)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-4)
+
+
 class _OwnBias(RelPosBias):
     def get_bias(self) -> Tensor:
         return 2 * super().get_bias()
