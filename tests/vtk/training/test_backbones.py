@@ -54,10 +54,11 @@ def test_attention_alone_is_trained_and_its_pack_is_the_model(config, kind):
 def test_mixed_frequencies_continue_at_another_size_and_from_a_checkpoint(config, tmp_path):
     weights, quick = tmp_path / "base.safetensors", {"epochs": 1, "memory": "plain", "pretrained": True}
     kwargs = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+    torch.manual_seed(0)
     save_file(timm.create_model(MIXED["model"], num_classes=3, **kwargs).state_dict(), weights)
     run = finetune(config(**MIXED, **quick, lr=0.02, weights=weights))
     learned = load_file(run.task / "task.safetensors")["rope.freqs"]
-    assert not torch.allclose(learned, load_file(weights)["rope.freqs"], atol=1e-3)
+    assert float((learned - load_file(weights)["rope.freqs"]).abs().max()) > 1e-4  # ten times what is allowed below
     # another grid: the frequencies are per channel, and the table of positions is resampled
     options = {**MIXED, **quick, "lr": 1e-8, "weights": weights}
     wide = finetune(config(**{**options, "img_size": (32, 64)}, init_from=(str(run.task),), out=tmp_path / "wide"))
