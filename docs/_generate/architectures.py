@@ -83,7 +83,7 @@ def _row(name: str, sets: int, found: census.Support, exported: Row | None) -> s
 
 
 def _refusals(found: dict[str, census.Support]) -> Iterator[str]:
-    yield "## Refused {#refused}\n"
+    yield "## Refused\n"
     for engine, title in (("fuse", "`vtk.fuse`"), ("bank", "`TaskBank`"), ("memory", "`--memory`")):
         reasons: dict[str, list[str]] = {}
         for name, support in found.items():

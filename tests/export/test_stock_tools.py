@@ -81,7 +81,7 @@ def test_int8_for_tensorrt_has_the_form_that_its_parser_takes(
     monkeypatch.setattr("vtk_export.onnx.build.choose_form", form)
     flags = ["--int8", "static", "--data", str(calm.photos), "--target", "trt:10.9"]
     assert main(["export", "onnx", str(calm.path), "--out", str(tmp_path), *flags]) == 2
-    assert seen == [None, {"vits": True, "divide_scores": False}, {False}]
+    assert seen == [None, {"vits": True, "divide_scores": False, "fixed_size": True}, {False}]
 
 
 @pytest.mark.slow

@@ -149,11 +149,18 @@ class Embedding(nn.Module):
         if grid == self.grid:
             own_size: Tensor = self.full[:, self.own :]
             return own_size
-        full, own, at = self.full, self.own, list(self.grid)
-        return self.positions.get(
-            grid, stamps(full),
-            lambda: resample_abs_pos_embed(full, list(grid), at, num_prefix_tokens=own)[:, own:].clone(),
-        )  # fmt: skip
+        return self.positions.get(grid, stamps(self.full), lambda: self._resample(grid))
+
+    def _resample(self, grid: Grid) -> Tensor:
+        assert self.full is not None
+        table = resample_abs_pos_embed(self.full, list(grid), list(self.grid), num_prefix_tokens=self.own)
+        return table[:, self.own :].clone()
+
+    def _positions_in_graph(self, grid: Grid) -> Tensor | None:
+        """Return the positions for an exporter's symbolic height and width: the graph resamples them."""
+        if self.resampler is not None:
+            return self.resampler(grid)  # type: ignore[no-any-return]
+        return self.pos_embed if self.full is None else self._resample(grid)
 
     def forward(self, images: Tensor, norm: NormSpec, plan: Plan, counters: int = 0) -> tuple[Tensor, ...]:
         """Map images to tokens and their form normalised for the first stage, both (B, prefix + N, C).
@@ -187,7 +194,11 @@ class Embedding(nn.Module):
 
     def _tokens(self, x: Tensor) -> Tensor:
         """Add to the stem's output what does not depend on the image."""
-        positions = self._positions((int(x.shape[1]), int(x.shape[2]))) if self.dynamic else self.pos_embed
+        positions = self.pos_embed
+        if self.dynamic:
+            grid = x.shape[1], x.shape[2]
+            fixed = all(isinstance(n, int) for n in grid)
+            positions = self._positions(grid) if fixed else self._positions_in_graph(grid)
         if x.ndim == 4:
             x = x.flatten(1, 2)
         if positions is not None:

@@ -17,6 +17,7 @@ from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.embed import Embedding, Head
 from vtk.fused.graph_module import Graphed
 from vtk.fused.mlp_stage import MlpStage
+from vtk.fused.onednn_prepack import observed
 from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
 from vtk.fused.rotary import Rotary
 from vtk.fused.stage_input import Pair, RawTokens, Reading
@@ -151,7 +152,7 @@ class FusedViT(Graphed):
                 f"a fused model takes images of one size as a tensor (B, chans, height, width), not a "
                 f"{type(images).__name__}; use the model itself for patches of several sizes"
             )
-        if not self.embed.dynamic or images.ndim != 4:
+        if not self.embed.dynamic or images.ndim != 4 or observed():  # a recorded pass makes its own
             return
         grid = self.embed.grid_of(images)
         caches = [self.embed.positions, self.embed.tables, *([] if self.rotary is None else [self.rotary.sizes])]

@@ -68,7 +68,12 @@ class SizeCache:
 
 
 def stamps(*sources: Tensor | nn.Module | None) -> Stamps:
-    """Return which values tensors, and modules' tensors, have, as far as autograd's counter says."""
+    """Return which values tensors, and modules' tensors, have, as far as autograd's counter says.
+
+    A pass that somebody records has tensors without contents and keeps no table: then there are none.
+    """
+    if observed():
+        return ()
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in _tensors(sources))
 
 

@@ -75,15 +75,15 @@ def export_form(model: nn.Module, *, divide_scores: bool = True, fixed_size: boo
         model: a Vision Transformer.
         divide_scores: divide the scores, as ONNX Runtime wants it; False to leave 1/√D in q's weights, which TensorRT
             wants and which keeps fp16 scores small.
-        fixed_size: height and width are the model's own; position and rotary tables are constants.
+        fixed_size: height and width are the model's own, and so are a rotary embedding's tables, which are constants.
 
     Raises:
         UsageError: a part of the model cannot be fused; it is named.
     """
     fused = fuse(model, keep_source=False)
-    if fused.embed.dynamic and not fixed_size:
+    if fused.rotary is not None and not fixed_size:
         raise UsageError(
-            "a fused file of this model has its position tables as constants of one size; leave out --fuse or "
+            "a fused file of this model has its rotary tables as constants of one size; leave out --fuse or "
             "--dynamic-size"
         )
     separate_qkv(fused, divide_scores=divide_scores)

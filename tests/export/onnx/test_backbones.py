@@ -223,9 +223,7 @@ def test_tensorrts_linter_finds_nothing_in_them(kind: str, target: str, tmp_path
 @pytest.mark.slow
 def test_an_open_size_and_a_fused_graph_are_not_both_to_be_had(tmp_path: Path) -> None:
     config = OnnxConfig(out=tmp_path / "onnx", dynamic_size=True, fuse=True)
-    with pytest.raises(
-        UsageError, match="position tables as constants of one size; leave out --fuse or --dynamic-size"
-    ):
+    with pytest.raises(UsageError, match="rotary tables as constants of one size; leave out --fuse or --dynamic-size"):
         export_onnx(small("dinov3"), config, show=False)
 
 

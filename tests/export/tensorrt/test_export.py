@@ -194,7 +194,12 @@ def test_a_model_that_cannot_be_fused_has_attention_written_out(
     seen = []
 
     def refuse(
-        model: torch.nn.Module, fuse: bool | None, *, vits: bool = False, divide_scores: bool = True
+        model: torch.nn.Module,
+        fuse: bool | None,
+        *,
+        vits: bool = False,
+        divide_scores: bool = True,
+        fixed_size: bool = True,
     ) -> torch.nn.Module:
         assert not divide_scores  # TensorRT has the scale on q
         seen.append([module.fused_attn for module in model.modules() if hasattr(module, "fused_attn")])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
@@ -225,3 +226,17 @@ def test_a_stem_without_a_size_takes_no_patches(vit: Build) -> None:
     assert not takes_patches(stem)
     stem.strict_img_size, stem.img_size = True, None
     assert not takes_patches(stem)
+
+
+def test_an_exporter_s_symbolic_size_is_resampled_in_the_graph() -> None:
+    model = timm.create_model("test_vit", dynamic_img_size=True, img_size=64, num_classes=3).eval().double()
+    fused = fuse(model)
+    patch = model.patch_embed.patch_size[0]
+    height, width = (patch * torch.export.Dim(name, min=2, max=9) for name in ("rows", "columns"))
+    program = torch.export.export(
+        fused, (torch.randn(1, 3, 3 * patch, 5 * patch).double(),), dynamic_shapes=({2: height, 3: width},)
+    )
+    for size in ((4, 4), (7, 2)):
+        images = torch.randn(1, 3, *(n * patch for n in size), dtype=torch.float64)
+        with torch.no_grad():
+            torch.testing.assert_close(program.module()(images), model(images), rtol=1e-10, atol=1e-12)
