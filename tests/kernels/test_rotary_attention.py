@@ -245,7 +245,7 @@ def test_each_part_alone_in_the_kernel(part: str) -> None:
         "bare norm": Heads(2, 2, None, False, None, HeadNorms("rms", EPS)),
         "rows of a table": Heads(2, 2, angles(40, 16), True, torch.randint(40, (1, 20), device=DEVICE).int()),
         "bias": Heads(2, 2, attn_bias=torch.randn(2, 24, 24, device=DEVICE).half().transpose(1, 2)),
-        "grouped": Heads(3, 1),
+        "grouped": Heads(4, 2),
     }[part]
     d = 9 if part == "grouped" else 16  # an odd number of channels, where nothing is turned
     qkv, row_scale, bias = draw((1, 20), heads.num_heads, heads.num_kv_heads, d)

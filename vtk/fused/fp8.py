@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.fp8_stages import Fp8Stage, fp8_stage
-from vtk.fused.model import FusedViT
+from vtk.fused.model import FusedViT, in_autocast
 from vtk.fused.norms import normalize
 from vtk.fused.scaled_product import ScaledTokens
 from vtk.fused.stages import Plan, context_mean
@@ -33,7 +33,7 @@ class Fp8ViT(FusedViT):
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
         """Run without a graph, always in the one form that it has."""
-        if torch.is_autocast_enabled(images.device.type):
+        if in_autocast(images.device.type):
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
         x, h = self.begin(images)

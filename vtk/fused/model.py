@@ -18,6 +18,7 @@ from vtk.fused.embed import Embedding, Head
 from vtk.fused.graph_module import Graphed
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.onednn_prepack import observed
+from vtk.fused.relative_bias import RelativeBias
 from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
 from vtk.fused.rotary import Rotary
 from vtk.fused.stage_input import Pair, RawTokens, Reading
@@ -93,7 +94,7 @@ class FusedViT(Graphed):
 
     def compute(self, images: Tensor, plan: Plan | None = None) -> Tensor:
         """Run without a graph; ``plan`` by default is that of the device, the type and `ln_folded`."""
-        if torch.is_autocast_enabled(images.device.type):  # the model's own type holds, for the residual stream too
+        if in_autocast(images.device.type):  # the model's own type holds, for the residual stream too
             with torch.autocast(images.device.type, enabled=False):
                 return self.compute(images, plan)
         images = self._cast(images)
@@ -187,7 +188,13 @@ class FusedViT(Graphed):
         return next(m.in_channels for m in self.embed.stem.modules() if isinstance(m, nn.Conv2d))
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load folded weights, of this structure, as torch does; the source's are others then and are let go."""
+        """Load folded weights, of this structure, as torch does; the source's are others then and are let go.
+
+        Raises:
+            UsageError: ``assign`` to a model on the meta device whose tables are made of what is in no state dict.
+        """
+        if kwargs.get("assign", args[2:3] == (True,)):
+            self._check_tables()
         self._source = None
         return super().load_state_dict(*args, **kwargs)
 
@@ -209,6 +216,15 @@ class FusedViT(Graphed):
             console.say(str(found))
             if found.stopped:
                 raise KeyboardInterrupt
+
+    def _check_tables(self) -> None:
+        """Refuse tensors beside tables without values: torch would compute with them, and not always say so."""
+        for name, part in self.named_modules():
+            if isinstance(part, Rotary | RelativeBias) and any(t.is_meta for t in part.buffers()):
+                raise UsageError(
+                    f"`assign=True` to a fused model on the meta device: tables of `{name}` are in no state dict and "
+                    "have no values there; fuse a model that has values, on the device, and load into that"
+                )
 
     def _weight(self) -> Tensor:
         bias: Tensor = next(iter(self.stages)).bias  # type: ignore[assignment]
@@ -266,6 +282,11 @@ class FusedViT(Graphed):
         if stage.branches == 1 or h.is_cuda or torch.compiler.is_exporting():
             return False
         return h.shape[0] * h.shape[1] * stage.widest() * h.element_size() > self.cache_bytes // 2
+
+
+def in_autocast(kind: str) -> bool:
+    """Whether autocast is on for a kind of device; there are kinds (meta) that know none."""
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _sum_again(model: FusedViT, incompatible_keys: Any) -> None:

@@ -169,6 +169,25 @@ def test_a_dynamic_model_takes_any_size_and_makes_its_tables_once(
         assert fused(x).shape == (1, 5) and fused.compute(x, PLANS[1]).shape == (1, 5)
 
 
+def test_sizes_of_as_many_patches_have_tables_of_their_own_in_fp32_too() -> None:
+    model = eva(dynamic_img_size=True, rope_rotate_half=False, rope_type="cat")
+    fused = fuse(model, torch.float32)
+    for size in ((8, 20), (20, 8), (4, 40), (8, 20)):
+        x = torch.randn(2, 3, *size)
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x).double(), model(x.double()), rtol=0, atol=1e-5)
+
+
+def test_a_model_that_has_run_computes_in_another_type_with_tables_of_that_type() -> None:
+    model, x = eva(), torch.randn(2, 3, 8, 20, dtype=torch.float64)
+    fused = fuse(model, torch.float32)
+    with torch.no_grad():
+        fused(x)
+        expected = fuse(model, torch.float32).double()(x)
+        torch.testing.assert_close(fused.double()(x), expected, rtol=0, atol=0)
+        assert {t.dtype for t in fused.ropes(x)} == {torch.float64}
+
+
 def test_padded_images_of_any_size() -> None:
     model = eva(dynamic_img_size=True, dynamic_img_pad=True)
     assert error(model, fuse(model), (9, 14)) <= 1e-12
@@ -236,6 +255,16 @@ def test_a_state_dict_of_one_serves_another() -> None:
     fused.load_state_dict(fuse(models[1]).state_dict())
     assert error(models[1], fused) <= 1e-12
     assert not {name for name in fused.state_dict() if name.endswith(("table", "periods"))}
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"rope_type": "mixed", "rope_rotate_half": False}])
+def test_on_the_meta_device_it_runs_and_takes_no_weights_beside_tables_without_values(kwargs: dict[str, Any]) -> None:
+    model = eva(dynamic_img_size=True, **kwargs)
+    state = fuse(model).state_dict()
+    empty = fuse(model.to("meta"), keep_source=False)
+    assert empty(torch.zeros(2, 3, 8, 20, device="meta", dtype=torch.float64)).shape == (2, 5)
+    with pytest.raises(UsageError, match=r"tables of `rotary` are in no state dict and have no values there; fuse a"):
+        empty.load_state_dict(state, assign=True)
 
 
 def _other_prefix(model: Any) -> None:

@@ -161,12 +161,14 @@ QKVB = "vit_small_patch16_dinov3_qkvb"
         ({MASK: torch.full((96,), float("nan"))}, QKVB, {}, "other values than 0 and 1"),
         ({BIAS: torch.ones(95), MASK: None}, QKVB, {}, "not one vector for q, k and v"),
         ({"rope_embed.periods": PERIODS**1.1}, QKVB, {}, "--model-kwargs rope_temperature=NUMBER"),
+        ({"blocks.1.gamma_1": torch.ones(32)}, QKVB, {}, r"has `blocks\.1\.gamma_1` twice, under two names"),
         ({}, QKVB, {"num_heads": 4}, "its num_heads"),
         ({}, QKVB, {"depth": 3}, "is --model right"),
         ({}, QKVB, {"depth": 1}, r"does not have, such as `blocks\.1"),
         ({}, "vit_small_patch16_224", {"depth": 2}, "is --model right"),
     ],
-    ids=["biases", "no mask", "mask of NaN", "bias", "rotary base", "heads", "deeper", "less deep", "other model"],
+    ids=["biases", "no mask", "mask of NaN", "bias", "rotary base", "two names", "heads", "deeper", "less deep",
+         "other model"],
 )  # fmt: skip
 def test_what_would_compute_something_else_is_refused(
     tmp_path: Path, change: dict, model: str, kwargs: dict, message: str

@@ -11,6 +11,7 @@ from timm.models.eva import EvaAttention
 
 from tests.vtk.training.engine.test_static_step import Watch, static_step
 from tests.vtk.training.test_memory_fused import Count
+from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.training.engine.precision import Bf16
 from vtk.training.finetune_config import MODES
 from vtk.training.frozen_ffn import apply_memory_mode
@@ -107,6 +108,13 @@ def test_gradients_of_every_mode(case):
     name, kwargs = CASES[case]
     size = kwargs.get("img_size", 48)
     check(build(name, kwargs), size if isinstance(size, tuple) else (size, size))
+
+
+@pytest.mark.parametrize("placement", ["front", "end"])
+def test_context_broadcasting_of_a_gated_ffn_packed_with_its_value_first(placement):
+    model = build(*CASES["gate last"])
+    add_context_broadcast(model, scale=True, placement=placement, layers="all")
+    check(model.double(), (48, 48))
 
 
 @pytest.mark.parametrize("kind", ["EvaAttention", "AttentionRope"])

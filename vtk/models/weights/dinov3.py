@@ -51,7 +51,7 @@ def convert(
         path: of the file, for messages.
 
     Raises:
-        DataError: biases or rotary periods that timm's model cannot have.
+        DataError: biases or rotary periods that timm's model cannot have, or one tensor under two names.
     """
     clean = {key.removeprefix("backbone."): value for key, value in tensors.items()}
     notes = _check_periods(clean.pop(_PERIODS, None), model, name, path)
@@ -65,6 +65,8 @@ def convert(
             new = _WHOLE.get(key, key)
             for pattern, target in _PARTS:
                 new = pattern.sub(target, new)
+            if new in result:
+                raise DataError(f"{path} has `{new}` twice, under two names; give the file of Meta as it was published")
             result[new] = value
     for key in wanted:
         leaf = key.rpartition(".")[2]
