@@ -19,7 +19,7 @@ from torch import Tensor
 from vtk.card import Card
 from vtk.errors import VerificationError
 from vtk.files import existing_dir, replace_dir, replace_file, write_text
-from vtk.formats import save_tensors
+from vtk.formats import read_header, save_tensors
 from vtk.models.meta_model import shapes_only
 from vtk.models.weights.files import read_safetensors
 from vtk.packs.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
@@ -121,8 +121,9 @@ def save_lora(path: Path, lora: Lora, state: Mapping[str, Tensor], card: Card) -
 def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Collection[str], card: Card) -> float:
     """Complete a folder of `save_lora`, then load it with plain timm and PEFT.
 
-    Where the model does not start from the base's own tensors (a position table at another size, parallel branches),
-    ``base.safetensors`` is added: no adapter can hold those, and PEFT needs the same start.
+    PEFT needs the same start. So ``base.safetensors`` is added where the model does not start from the base's own tensors
+    (a position table at another size, parallel branches), since no adapter can hold those, and where the base is no file
+    with timm's names (random weights, Meta's or transformers' layout).
 
     Args:
         path: the adapter's folder.
@@ -141,7 +142,9 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
     peft, path = import_peft(), existing_dir(path)
     whole = {name for module in lora.whole for name in _inside(module, start)}
     own = sorted(name for name in start if name not in shared and name not in whole)
-    if own:
+    assert card.base is not None
+    with_base = bool(own) or not has_timms_names(card.base.source, start.keys() - whole)
+    if with_base:
         with replace_file(path / BASE) as tmp:
             save_tensors(tmp, start, {CARD_KEY: card.to_json()})
         _write_readme(path, lora, card, in_base=own)
@@ -152,7 +155,7 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
         trained = {k.replace(f".lora_{letter}.", f".lora_{letter}.{ADAPTER}."): v for k, v in trained.items()}
     ours, theirs = (each.build().eval() for each in (timm_call(card), call))
     ours.load_state_dict(lora.merge({**_wrapped(lora, start), **trained}), strict=True)
-    theirs.load_state_dict(load_file(path / BASE) if own else dict(start), strict=True)
+    theirs.load_state_dict(load_file(path / BASE) if with_base else dict(start), strict=True)
     with torch.inference_mode():
         wanted = ours(images)
         worst = float((put_adapter(peft, theirs, path)(images) - wanted).abs().max())
@@ -162,6 +165,14 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
             "pack, and please report this with the command you ran"
         )
     return worst
+
+
+def has_timms_names(source: str, names: Collection[str]) -> bool:
+    """Return whether the source of a base is a file that plain timm loads: the hub's, or one with all these names."""
+    if source.startswith("hub:"):
+        return True
+    path = Path(source)
+    return path.suffix == ".safetensors" and path.is_file() and read_header(path).keys() >= set(names)
 
 
 def _wrapped(lora: Lora, start: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -35,7 +35,8 @@ def readme(
         build = (
             f'{create}\nbase = safetensors.torch.load_file("base.safetensors")\n'
             f"base = {{k: v for k, v in base.items() if not k.startswith({prefixes!r})}}  # the adapter has its own\n"
-            "model.load_state_dict(base, strict=False)"
+            "missing, _ = model.load_state_dict(base, strict=False)\n"
+            f'assert all(k.startswith({prefixes!r}) for k in missing), f"base.safetensors lacks {{missing}}"'
         )
     load = 'model = PeftModel.from_pretrained(model, ".").eval()  # optionally: model.merge_and_unload()'
     code = "\n".join([*lines, "", build, load])

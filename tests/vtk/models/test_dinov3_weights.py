@@ -121,7 +121,7 @@ def test_a_file_of_meta_computes_what_it_did(tmp_path: Path, model: str, gated: 
         tokens = created.model.double().eval().forward_features(images)
     # timm's rotary table is fp32
     torch.testing.assert_close(tokens, forward(w, images), rtol=1e-5, atol=1e-5)
-    ignored = "ignored 1 tensors of meta.pth that `" + model + "` does not have: mask_token"
+    ignored = "ignored 1 tensor of meta.pth that `" + model + "` does not have: mask_token"
     assert created.notes == [ignored, "new classifier `head` for 3 classes (the weights have no classifier)"]
 
 

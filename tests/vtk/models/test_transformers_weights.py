@@ -94,7 +94,7 @@ def test_a_folder_of_transformers_is_the_base_of_timms_own_file(tmp_path: Path, 
     found, notes = read_base(name, kwargs, write(tmp_path / "hf", theirs(state, block, outside, inside), parts))
     assert found.tensors.keys() == wanted.tensors.keys() and found.ref.id == wanted.ref.id
     assert all(torch.equal(found.tensors[key], value) for key, value in wanted.tensors.items())
-    assert len(notes) == 1 and notes[0].startswith("ignored 1 tensors") and notes[0].endswith(": mask_token")
+    assert len(notes) == 1 and notes[0].startswith("ignored 1 tensor of ") and notes[0].endswith(": mask_token")
 
 
 def test_a_packed_swiglu_of_dinov2_is_read_in_both_forms(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def read_base(
             "without them the result would differ; is --model right?"
         )
     if extra:
-        notes.append(f"ignored {len(extra)} tensors of {path.name} that `{name}` does not have: {_some(extra)}")
+        count = f"{len(extra)} tensor{'s' if len(extra) > 1 else ''}"
+        notes.append(f"ignored {count} of {path.name} that `{name}` does not have: {_some(extra)}")
     if missing:
         notes.append(f"{len(missing)} tensors are not in {path.name} and are randomly initialised: {_some(missing)}")
         tensors = {k: v for k, v in tensors.items() if k not in missing}

@@ -9,11 +9,13 @@ from safetensors.torch import save_file
 
 pytest.importorskip("peft")
 
+from tests.vtk.models.test_dinov3_weights import weights as meta_weights
 from vtk.card import InputSpec, ModelSpec
 from vtk.models.create import Created
 from vtk.models.meta_model import shapes_only
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
+from vtk.packs.lora_adapter import has_timms_names
 from vtk.training.finetune import finetune
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
@@ -103,3 +105,46 @@ def test_the_readmes_lines_load_the_adapter_of_a_run_and_it_becomes_a_pack_again
     from_peft(run.adapter, tmp_path / "again")
     again = load_task(tmp_path / "again").model.state_dict()
     assert all(torch.equal(value, again[key]) for key, value in pack.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "is_timms"),
+    [
+        ("base.safetensors", {"a", "b", "head"}, True),
+        ("base.safetensors", {"a", "head"}, False),  # other names, such as transformers'
+        ("base.pth", {"a", "b"}, False),  # safetensors does not read it
+        ("random:0", None, False),
+    ],
+)
+def test_an_adapter_goes_without_a_base_only_if_the_base_is_a_file_that_its_readme_can_load(
+    name, names, is_timms, tmp_path
+):
+    if names:
+        save = torch.save if name.endswith(".pth") else save_file
+        save({n: torch.zeros(1) for n in names}, tmp_path / name)
+    source = str(tmp_path / name) if names else name
+    assert has_timms_names(source, {"a", "b"}) is is_timms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["Meta's", "random"])
+def test_an_adapter_trained_from_weights_in_another_layout_has_its_base_beside_it(
+    layout, config, tmp_path, monkeypatch
+):
+    changes = {"weights": None, "pretrained": False}
+    if layout == "Meta's":
+        torch.save(meta_weights(), tmp_path / "meta.pth")
+        changes = {"weights": tmp_path / "meta.pth", "pretrained": True}
+    kwargs = ("depth=2", "embed_dim=32", "num_heads=2", "mlp_ratio=2")
+    name = "vit_small_patch16_dinov3_qkvb"
+    run = finetune(config(model=name, model_kwargs=kwargs, img_size=32, train="lora", lr=0.02, **changes))
+    (code,) = re.findall(r"```python\n(.*?)```", (run.adapter / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(run.adapter)
+    space: dict = {}
+    exec(code, space)
+    images, pack = torch.randn(2, 3, 32, 32), load_task(run.task)
+    with torch.no_grad():
+        assert torch.allclose(space["model"](images), pack.model(images), rtol=1e-4, atol=1e-5)
+    ref = load_task(run.task).card.base
+    from_peft(run.adapter, tmp_path / "again")
+    assert load_task(tmp_path / "again").card.base.id == ref.id

@@ -142,6 +142,10 @@ def test_the_readmes_lines_run(low, weights, monkeypatch):
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.allclose(space["model"](images), load_task(run.task).model(images), atol=1e-6)
+    other = {f"model.{name}": tensor for name, tensor in load_file(weights).items()}
+    save_file(other, run.adapter / "base.safetensors")
+    with pytest.raises(AssertionError, match=r"base\.safetensors lacks \['"):  # nothing would be loaded
+        exec(code, {})
 
 
 def test_one_and_one_epochs_equal_two(low, tmp_path):
