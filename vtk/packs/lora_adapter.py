@@ -121,9 +121,9 @@ def save_lora(path: Path, lora: Lora, state: Mapping[str, Tensor], card: Card) -
 def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Collection[str], card: Card) -> float:
     """Complete a folder of `save_lora`, then load it with plain timm and PEFT.
 
-    PEFT needs the same start. So ``base.safetensors`` is added where the model does not start from the base's own tensors
-    (a position table at another size, parallel branches), since no adapter can hold those, and where the base is no file
-    with timm's names (random weights, Meta's or transformers' layout).
+    PEFT needs the same start. So ``base.safetensors`` is added where the model does not start from the base's own
+    tensors (a position table at another size, parallel branches), since no adapter can hold those, and where the base
+    is no file with timm's names (random weights, Meta's or transformers' layout).
 
     Args:
         path: the adapter's folder.
