@@ -18,8 +18,11 @@ from vtk.errors import DataError
 from vtk.formats import parse_json, to_json
 from vtk.readers import reading
 
-SCHEMA = 1
-"""Version of the card's format; a newer one is refused."""
+SCHEMA = 2
+"""Newest version of the card's format that is read; a newer one is refused."""
+
+FIRST_SCHEMA, FACTORS_SCHEMA = 1, 2
+"""Version of most cards, and of packs that hold factors: a vtk that knows none must refuse these."""
 
 MIN_CROP = 0.05
 """Smallest ``crop_pct``: an image is enlarged to ``size / crop_pct`` before the crop."""
@@ -166,7 +169,7 @@ class Card:
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
     pack: dict[str, Any] = field(default_factory=dict)
-    schema: int = SCHEMA
+    schema: int = FIRST_SCHEMA
     multi_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from vtk.marks import Marks, beside, find_own, json_with
 from vtk.nodes import resolve_output
 from vtk.packs.adapters import README
 from vtk.packs.base_files import BUNDLED, base_keys, base_start
-from vtk.packs.cards import CARD, HASHES, TENSORS
+from vtk.packs.cards import CARD, HASHES, TENSORS, read_hashes
 from vtk.packs.checkpoint_readme import IS_BUNDLE, bundle_page
 from vtk.packs.load import Task, load_task, needed_names
-from vtk.packs.pack import PackDtype, read_hashes, store, write_pack
+from vtk.packs.pack import PackDtype, store, write_pack
 
 _CARD = json_with("model", "input", "classes", "schema")
 PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD)), README: IS_BUNDLE}

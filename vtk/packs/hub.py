@@ -14,11 +14,11 @@ from vtk.models.weights.base import base_id
 from vtk.models.weights.files import read_safetensors
 from vtk.packs.base_files import BUNDLED, base_keys, bundled_base
 from vtk.packs.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
-from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card
+from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card, read_hashes
 from vtk.packs.hub_card import LIBRARY, public_card, readme
 from vtk.packs.hub_errors import check_online, check_repo_id, client, translate_errors
 from vtk.packs.load import needed_names
-from vtk.packs.pack import read_hashes, update_card
+from vtk.packs.pack import update_card
 
 README = "README.md"
 # files that a repository may hold without being another model

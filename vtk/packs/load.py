@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,9 @@ from vtk.models.weights.base import Base, base_id
 from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.torch_file import NARROW
 from vtk.packs.base_files import BUNDLED, base_keys, base_start, bundled_base, find_base
-from vtk.packs.cards import CARD, TENSORS, find_pack, read_card
+from vtk.packs.cards import CARD, TENSORS, find_pack, read_card, read_hashes
+from vtk.packs.factors import Factors, split_tensors, starts_of
 from vtk.packs.int8 import differences, expand
-from vtk.packs.pack import read_hashes
 
 if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
     from vtk.evaluation.labels import Prediction
@@ -41,9 +41,10 @@ class Task:
         card: of the model.
         path: the pack or checkpoint it was read from.
         base: the shared weights; None for a merged checkpoint.
-        carried: names of the tensors in the pack.
+        carried: names of the tensors in the pack, of matrices stored as factors too.
         needed: names of the base tensors that the pack needs.
         bundled: the base came with the pack, and has only the needed tensors.
+        factors: changes of matrices that the pack stores as factors, by name; the model has them merged.
     """
 
     model: nn.Module
@@ -53,6 +54,7 @@ class Task:
     carried: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
     bundled: bool = False
+    factors: Mapping[str, Factors] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -126,14 +128,15 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     if card.base is None or base_id(hashes) != card.base.id:
         raise DataError(f"{folder}: task.json and base_tensors.json name different bases; the pack was edited")
     _blank(card, folder)  # a name or an argument that timm does not know is the card's fault, not a base's
-    stored, _ = read_safetensors(folder / TENSORS)
+    stored, factors = split_tensors(read_safetensors(folder / TENSORS)[0], card, folder)
     keys = base_keys(card, folder)
-    needed = needed_names(stored, hashes, keys)
+    starts = {keys(name) or name: digest for name, digest in starts_of(card).items()}
+    needed = needed_names(stored, hashes, keys) | starts.keys()
     bundled = base is None and (folder / BUNDLED).is_file()
     if bundled:
-        found = bundled_base(folder, card, hashes, needed)
+        found = bundled_base(folder, card, hashes, needed, starts)
     else:
-        found = find_base(card, hashes, needed, None if base is None else Path(base))
+        found = find_base(card, hashes, needed, None if base is None else Path(base), starts)
     tensors = expand(stored, base_start(found, keys), folder)
     _check_amount(card, folder, [*tensors.values(), *found.tensors.values()])
     # only what the pack lacks: its own position table would else be resampled from the base's first
@@ -141,13 +144,41 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
     rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), transform_tensors={})
     created = _create(card, folder, base=rest)
-    _check_complete(folder, tensors, created.key_map, created.model.state_dict(), created.initial.keys())
-    if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys()):
+    required = created.initial.keys() - factors.keys()
+    _check_complete(folder, tensors, created.key_map, created.model.state_dict(), required)
+    if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys() - factors.keys()):
         raise DataError(
             f"{folder} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
         )
     created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
-    return Task(created.model.eval(), card, folder, found, frozenset(tensors), needed, bundled)
+    merge_factors(created.model, factors, folder)
+    carried = frozenset({**tensors, **factors})
+    return Task(created.model.eval(), card, folder, found, carried, needed, bundled, factors)
+
+
+def merge_factors(model: nn.Module, factors: Mapping[str, Factors], where: str | Path) -> None:
+    """Add changes to the parameters of a model as created from its base, in place.
+
+    Raises:
+        DataError: the model has no such parameter, or one of another shape.
+    """
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, change in factors.items():
+            if name not in state:
+                raise DataError(
+                    f"{where} holds factors of `{name}`, which its model does not have; the pack was edited or its "
+                    "files mixed"
+                )
+            value = state[name]
+            shape = (value[..., 0].numel(), value.shape[-1] if value.ndim else 1)
+            if change.rank and (len(change.b), change.a.shape[1]) != shape:
+                raise DataError(
+                    f"{where}: the factors of `{name}` make a matrix {(len(change.b), change.a.shape[1])}, by its card "
+                    f"it is {shape}; the pack was edited or its files mixed"
+                )
+            if change.rank:
+                value += change.change(value.dtype).reshape(value.shape)
 
 
 def needed_names(

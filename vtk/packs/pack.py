@@ -13,15 +13,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vtk.card import Card, InputSpec, from_plain
+from vtk.card import FACTORS_SCHEMA, FIRST_SCHEMA, Card, InputSpec
 from vtk.errors import VtkError
 from vtk.files import existing_dir, replace_dir
-from vtk.formats import read_json, save_tensors, write_json
+from vtk.formats import save_tensors, write_json
 from vtk.models.create import Created, build_model
 from vtk.models.devices import DTYPES
 from vtk.models.task_parameters import head_names, position_names
+from vtk.models.weights.base import tensor_hash
 from vtk.packs import int8
 from vtk.packs.cards import CARD, HASHES, TENSORS
+from vtk.packs.factors import Factors, card_facts
 
 PackDtype = Literal["fp32", "bf16", "int8"]
 
@@ -38,6 +40,7 @@ def save_task(
     card: Card,
     trained: Collection[str],
     dtype: PackDtype = "fp32",
+    factors: Mapping[str, Factors] | None = None,
 ) -> Card:
     """Write a pack atomically.
 
@@ -49,7 +52,8 @@ def save_task(
         card: its ``model``, ``input``, ``base`` and ``transforms`` are taken from ``created``.
         trained: keys that training changed on purpose, buffers of trained modules included.
         dtype: of the floating-point tensors in the file; with ``int8`` the rounding error is measured and recorded in
-            the card, under ``pack``.
+            the card, under ``pack``. With ``factors`` it is the type of these; all other tensors stay exact.
+        factors: changes of matrices, by name, which are stored in place of these tensors of ``state``.
 
     Returns:
         The card as written.
@@ -68,9 +72,13 @@ def save_task(
         key = created.key_map.get(name)
         return created.base.tensors[key] if key is not None and key in created.base.hashes else None
 
-    stored, facts = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
+    if factors:
+        stored, facts = store_factors(tensors, dtype, factors, created, trained=trained)
+    else:
+        stored, facts = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
     card = dataclasses.replace(
         card,
+        schema=FACTORS_SCHEMA if factors else FIRST_SCHEMA,
         model=created.spec,
         input=created.input,
         base=created.base.ref,
@@ -119,6 +127,28 @@ def store(
     return stored, facts
 
 
+def store_factors(
+    tensors: Mapping[str, Tensor],
+    dtype: PackDtype,
+    factors: Mapping[str, Factors],
+    created: Created,
+    *,
+    trained: Collection[str],
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a pack's file, some matrices as factors, and the card's ``pack``; see `store`."""
+    exact = {k: _to_dtype(v, torch.float32) for k, v in tensors.items() if k not in factors}
+    typed = {name: f.to(dtype) for name, f in factors.items()}
+    stored = {**exact, **{k: v for name, f in typed.items() for k, v in f.tensors(name).items()}}
+    base, starts = created.base, {}
+    for name in factors:
+        key = created.key_map.get(name) or name
+        if key not in base.hashes and key in base.tensors:
+            starts[name] = tensor_hash(base.tensors[key])
+    facts: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained), "factors": card_facts(typed, starts)}
+    facts["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
+    return stored, facts
+
+
 def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, str], card: Card) -> None:
     """Write the three files of a pack into an empty folder."""
     save_tensors(folder / TENSORS, stored)
@@ -154,15 +184,6 @@ def select_tensors(
 def update_card(path: Path, card: Card) -> None:
     """Replace the card of a pack."""
     write_json(existing_dir(path) / CARD, card.to_dict())
-
-
-def read_hashes(path: Path) -> dict[str, str]:
-    """Return the sha256 per base tensor that a pack was trained on.
-
-    Raises:
-        DataError: the file is absent or not a map of names to hashes.
-    """
-    return from_plain(dict[str, str], read_json(path / HASHES), str(path / HASHES))
 
 
 def _same(value: Tensor, start: Tensor) -> bool:
