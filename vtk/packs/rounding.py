@@ -55,8 +55,8 @@ def store_factors(
     *,
     trained: Collection[str],
     starts: Mapping[str, str],
-    model: Callable[[], nn.Module],
     spec: InputSpec,
+    model: Callable[[], nn.Module] | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Round a pack's factors to the stored precision; its other tensors stay exact.
 
@@ -66,8 +66,9 @@ def store_factors(
         factors: changes of matrices, by name.
         trained: keys that training changed on purpose.
         starts: of `start_hashes`.
-        model: returns the whole model with ``factors`` merged, to measure the rounding error where there is any.
         spec: the model's input.
+        model: returns the whole model with ``factors`` merged, to measure the rounding error where there is any; by
+            default nothing is measured.
 
     Returns:
         The tensors of the file, and the card's ``pack``.
@@ -76,14 +77,19 @@ def store_factors(
     typed = {name: f.to(dtype) for name, f in factors.items()}
     stored = {**exact, **{k: v for name, f in typed.items() for k, v in f.tensors(name).items()}}
     facts: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained), "factors": card_facts(typed, starts)}
-    moved = {name: typed[name].change() - f.change() for name, f in factors.items() if f.rank}
-    if moved := {name: error for name, error in moved.items() if bool(error.any())}:
+    if model is not None and (errors := _errors(factors, typed)):
         whole = model()
-        state = {name: whole.state_dict()[name].clone() for name in moved}
-        rounded = {name: value + moved[name].reshape(value.shape) for name, value in state.items()}
+        state = {name: whole.state_dict()[name].clone() for name in errors}
+        rounded = {name: value + errors[name].reshape(value.shape) for name, value in state.items()}
         facts["drift"] = int8.drift(whole, state, rounded, spec)
     facts["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
     return stored, facts
+
+
+def _errors(factors: Mapping[str, Factors], typed: Mapping[str, Factors]) -> dict[str, Tensor]:
+    """Return by how much rounding moved the changes that it moved at all."""
+    found = {name: typed[name].change() - f.change() for name, f in factors.items() if f.rank}
+    return {name: error for name, error in found.items() if bool(error.any())}
 
 
 def start_hashes(factors: Collection[str], created: Created) -> dict[str, str]:
