@@ -102,7 +102,7 @@ def start_hashes(factors: Collection[str], created: Created) -> dict[str, str]:
 
 
 def start_layout(base: Base) -> dict[str, list[int]]:
-    """Return what is known of the layout of the base's position table, for `vtk.packs.factor_checks.read_layout`."""
+    """Return what is known of the layout of the base's position table, for `vtk.packs.factor_facts.read_layout`."""
     return {name: list(pair) for name, pair in (("grid", base.grid), ("size", base.size)) if pair is not None}
 
 
