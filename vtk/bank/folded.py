@@ -25,9 +25,9 @@ from vtk.models.packed.low_rank import Matrix, own_tensors, whole
 Weights = tuple[dict[str, Matrix], ...]
 """Attention weights of one task: one mapping for each attention module of the model, or folded for each block.
 
-A matrix (``qkv.weight``, ``proj.weight``, ``gate.weight``) of a task that has factors is a `LowRankMatrix`, whose ``base``
-is the very tensor of the base's own weights, the same for all such tasks; its other tensors (biases, norms of q and k)
-are the task's own, as those of any task.
+A matrix (``qkv.weight``, ``proj.weight``, ``gate.weight``) of a task that has factors is a `LowRankMatrix`, whose
+``base`` is the very tensor of the base's own weights, the same for all such tasks; its other tensors (biases, norms of
+q and k) are the task's own, as those of any task.
 """
 
 _POOLS = ("token", "avg")

@@ -145,12 +145,12 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), transform_tensors={})
     created = _create(card, folder, base=rest)
     required = created.initial.keys() - factors.keys()
-    _check_complete(folder, tensors, created.key_map, created.model.state_dict(), required)
+    check_complete(folder, tensors, created.key_map, created.model.state_dict(), required)
     if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys() - factors.keys()):
         raise DataError(
             f"{folder} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
         )
-    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
+    created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=False)
     merge_factors(created.model, factors, folder)
     carried = frozenset({**tensors, **factors})
     return Task(created.model.eval(), card, folder, found, carried, needed, bundled, factors)
@@ -208,8 +208,8 @@ def load_checkpoint(path: str | Path) -> Task:
     _check_amount(card, path, tensors.values())
     # random numbers stand in for the base and are all overwritten: the load is strict
     created = _create(card, path, pretrained=False)
-    _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
-    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
+    check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
+    created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=True)
     return Task(created.model.eval(), card, path)
 
 
@@ -263,7 +263,7 @@ def _create(card: Card, where: Path, **source: Any) -> Created:
         raise DataError(f"the card of {where} fits no model: {error}") from error
 
 
-def _check_complete(
+def check_complete(
     where: Path, tensors: dict[str, Tensor], key_map: dict[str, str | None], state: dict[str, Tensor], required: object
 ) -> None:
     for key, value in tensors.items():
@@ -284,7 +284,7 @@ def _check_complete(
         )
 
 
-def _full(tensor: Tensor) -> Tensor:
+def full_precision(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
