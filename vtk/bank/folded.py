@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage, QkNorm
-from vtk.fused.embed import Embedding, Head
+from vtk.fused.embed import Embedding
 from vtk.fused.families import reader_of
+from vtk.fused.head import Head
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
 from vtk.fused.stages import Stage
