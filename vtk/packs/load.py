@@ -145,9 +145,9 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
         rest = dataclasses.replace(rest, grid=grid, size=size)
     created = _create(card, folder, base=rest)
     required = created.initial.keys() - factors.keys()
-    _check_complete(folder, tensors, created.key_map, created.model.state_dict(), required)
+    check_complete(folder, tensors, created.key_map, created.model.state_dict(), required)
     check_trained(pack)
-    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=False)
+    created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=False)
     if new := next((name for name in factors if created.key_map.get(name, name) is None), None):
         raise DataError(f"{folder} holds factors of `{new}`, which its base does not have in this shape; {WRONG}")
     merge_factors(created.model, factors, folder)
@@ -198,8 +198,8 @@ def load_checkpoint(path: str | Path) -> Task:
     _check_amount(card, path, tensors.values())
     # random numbers stand in for the base and are all overwritten: the load is strict
     created = _create(card, path, pretrained=False)
-    _check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
-    created.model.load_state_dict({k: _full(v) for k, v in tensors.items()}, strict=True)
+    check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
+    created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=True)
     return Task(created.model.eval(), card, path)
 
 
@@ -253,7 +253,7 @@ def _create(card: Card, where: Path, **source: Any) -> Created:
         raise DataError(f"the card of {where} fits no model: {error}") from error
 
 
-def _check_complete(
+def check_complete(
     where: Path, tensors: dict[str, Tensor], key_map: dict[str, str | None], state: dict[str, Tensor], required: object
 ) -> None:
     for key, value in tensors.items():
@@ -272,7 +272,7 @@ def _check_complete(
         )
 
 
-def _full(tensor: Tensor) -> Tensor:
+def full_precision(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 
