@@ -18,8 +18,11 @@ from vtk.errors import DataError
 from vtk.formats import parse_json, to_json
 from vtk.readers import reading
 
-SCHEMA = 1
-"""Version of the card's format; a newer one is refused."""
+SCHEMA = 2
+"""Newest version of the card's format that is read; a newer one is refused."""
+
+FIRST_SCHEMA, FACTORS_SCHEMA = 1, 2
+"""Version of most cards, and of packs that hold factors: a vtk that knows none must refuse these."""
 
 MIN_CROP = 0.05
 """Smallest ``crop_pct``: an image is enlarged to ``size / crop_pct`` before the crop."""
@@ -166,15 +169,24 @@ class Card:
     versions: dict[str, str] = field(default_factory=dict)
     command: str = ""
     pack: dict[str, Any] = field(default_factory=dict)
-    schema: int = SCHEMA
+    schema: int = FIRST_SCHEMA
     multi_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; fields unknown to older readers are left out while they have their defaults."""
-        values = {**dataclasses.asdict(self), "input": self.input.to_dict()}
+        """Return plain JSON values; fields unknown to older readers are left out while they have their defaults.
+
+        The ``schema`` is that of what is in the card: an exported model made of a pack of factors has none.
+        """
+        schema = FACTORS_SCHEMA if self.pack.get("factors") else FIRST_SCHEMA
+        values = {**dataclasses.asdict(self), "input": self.input.to_dict(), "schema": schema}
         if not self.multi_label:
             del values["multi_label"]
         return values
+
+    def merged(self) -> "Card":
+        """Return the card of the whole model, in a file that holds no factors."""
+        pack = {name: value for name, value in self.pack.items() if name not in ("factors", "start_layout")}
+        return dataclasses.replace(self, schema=FIRST_SCHEMA, pack=pack)
 
     def to_json(self) -> str:
         """Return compact JSON, for metadata fields."""

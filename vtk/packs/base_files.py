@@ -85,8 +85,10 @@ def base_start(base: Base, keys: Callable[[str], str | None]) -> Callable[[str],
     return start
 
 
-def bundled_base(folder: Path, card: Card, hashes: Mapping[str, str], needed: frozenset[str]) -> Base:
-    """Read the base tensors of a bundle.
+def bundled_base(
+    folder: Path, card: Card, hashes: Mapping[str, str], needed: frozenset[str], starts: Mapping[str, str] | None = None
+) -> Base:
+    """Read the base tensors of a bundle; arguments as of `find_base`.
 
     Raises:
         BaseError: a tensor is absent, or differs from the one that the pack was trained on.
@@ -96,13 +98,16 @@ def bundled_base(folder: Path, card: Card, hashes: Mapping[str, str], needed: fr
     path = folder / BUNDLED
     tensors, _ = read_safetensors(path)
     for key in sorted(needed):
-        if key not in tensors or tensor_hash(tensors[key]) != hashes.get(key):
+        if key not in tensors or tensor_hash(tensors[key]) != {**hashes, **(starts or {})}.get(key):
             what = "differs from the recorded base" if key in tensors else "is absent"
             raise BaseError(f"{path}: `{key}` {what}; bundle the pack again (`vtk tasks bundle`), or give --base FILE")
     return Base(card.base, {k: v for k, v in tensors.items() if k in needed}, dict(hashes), file=path)
 
 
-def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], given: Path | None = None) -> Base:
+def find_base(
+    card: Card, hashes: Mapping[str, str], needed: frozenset[str], given: Path | None = None,
+    starts: Mapping[str, str] | None = None,
+) -> Base:  # fmt: skip
     """Find base weights that fit a pack: ``given``, else the recorded path, ``$VTK_HOME``, the hub.
 
     Args:
@@ -110,6 +115,7 @@ def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], giv
         hashes: sha256 of every base tensor when the pack was trained.
         needed: base keys that the pack does not hold.
         given: ``--base``; if it does not fit, no other place is tried.
+        starts: sha256 of other base tensors, by base key, that factors of the pack start from.
 
     Raises:
         BaseError: none fits; the message names every place and the reason.
@@ -127,14 +133,21 @@ def find_base(card: Card, hashes: Mapping[str, str], needed: frozenset[str], giv
             where, _, reason = str(error).partition(": ")
             tried.append(f"{place}: {reason if where in place else error}")
             continue
-        wrong = next((k for k in sorted(needed) if base.hashes.get(k) != hashes.get(k) or k not in hashes), None)
+        wanted = {**hashes, **(starts or {})}
+        wrong = next((k for k in sorted(needed) if k not in wanted or _hash(base, k) != wanted[k]), None)
         if wrong is None:
             return base
-        differs = f"`{wrong}` differs" if wrong in base.hashes else f"`{wrong}` is absent"
+        differs = f"`{wrong}` differs" if wrong in base.tensors else f"`{wrong}` is absent"
         tried.append(f"{place}: is base {base.ref.id[:12]}, the pack needs {card.base.id[:12]} ({differs})")
     if given is not None:
         raise BaseError(f"`--base` {tried[0]}")
     raise BaseError(f"no base {card.base.id[:12]} for this pack; tried {'; '.join(tried)}; give --base FILE")
+
+
+def _hash(base: Base, key: str) -> str | None:
+    if key in base.hashes or key not in base.tensors:
+        return base.hashes.get(key)
+    return tensor_hash(base.tensors[key])  # of a position table, which counts for no base
 
 
 def _places(card: Card, given: Path | None) -> Iterator[tuple[str, Read]]:

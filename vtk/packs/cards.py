@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from vtk.card import Card
+from vtk.card import Card, from_plain
 from vtk.errors import DataError
 from vtk.files import existing_dir
 from vtk.formats import read_header, read_json
@@ -51,6 +51,15 @@ def read_card(path: Path) -> Card:
             raise DataError(f"{path} has no vtk card; make one with `vtk tasks merge PACK`")
         return Card.from_json(metadata["vtk"], path)
     raise DataError(f"{path} is neither a pack (a folder with {CARD}) nor a merged .safetensors")
+
+
+def read_hashes(path: Path) -> dict[str, str]:
+    """Return the sha256 per base tensor that a pack was trained on.
+
+    Raises:
+        DataError: the file is absent or not a map of names to hashes.
+    """
+    return from_plain(dict[str, str], read_json(path / HASHES), str(path / HASHES))
 
 
 def find_packs(root: Path) -> Iterator[Path]:

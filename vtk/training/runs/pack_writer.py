@@ -83,9 +83,7 @@ class PackWriter(Writer):
         start = self.task.lora.start(self.plan.precision.master_state_dict(self.task.model))
         shared = lora.shared_names(self.task.created, start)
         worst = finish_lora(path, self.task.lora, start, shared, read_card(self.best_path))
-        console.say(
-            f"{self.plan.title}adapter {path}: PEFT's logits differ from the merged ones by at most {worst:.0e}"
-        )
+        console.say(f"{self.plan.title}adapter {path}: PEFT's logits {console.deviation('the merged ones', worst)}")
 
     def as_stored(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the LoRA layers are merged, as they are in the pack."""
