@@ -177,6 +177,16 @@ def size(n_bytes: float) -> str:
     raise AssertionError("unreachable")
 
 
+def deviation(of: str, worst: float) -> str:
+    """Say how far numbers are from those ``of`` others, given the largest difference."""
+    return f"differ from {of} by at most {worst:.0e}" if worst else f"equal {of} bit for bit"
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun: ``1 image``, ``2 images``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 class Tracker(Protocol):
     """The interface of what `progress` yields."""
 

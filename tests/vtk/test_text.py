@@ -197,6 +197,30 @@ def test_an_adapters_readme_shows_hostile_names_as_text() -> None:
     assert heads[0].startswith("# A PEFT adapter for `") and all(head.startswith("## ") for head in heads[1:])
 
 
+def test_an_adapter_without_its_base_says_how_a_hub_model_or_a_file_becomes_one(tmp_path: Path) -> None:
+    from vtk.card import BaseRef, Card, InputSpec, ModelSpec
+    from vtk.packs.peft_readme import readme
+    from vtk.packs.plain import PlainCall
+
+    def page(source: str) -> str:
+        card = Card(ModelSpec("m"), InputSpec(8, 8), ("a", "b"), BaseRef(source, "0"))
+        return readme(card, PlainCall("m", {}), [], ["head"], with_base=False)[0]
+
+    assert "put `w.safetensors` beside it as base.safetensors, with timm's keys." in page("w.safetensors")
+    text = page("hub:vit_x.augreg_in1k")
+    line = (
+        "`safetensors.torch.save_file(timm.create_model('vit_x.augreg_in1k', pretrained=True).state_dict(), "
+        '"base.safetensors")`'
+    )
+    assert f"write those of the hub beside it by {line}, with timm's keys." in text and "put `hub:" not in text
+
+
+def test_numbers_of_one_and_of_none_read_as_such() -> None:
+    assert [console.count(n, "image") for n in (0, 1, 2, 1200)] == ["0 images", "1 image", "2 images", "1,200 images"]
+    assert console.deviation("the pack's", 0.0) == "equal the pack's bit for bit"
+    assert console.deviation("the pack's", 3.2e-7) == "differ from the pack's by at most 3e-07"
+
+
 @pytest.mark.skipif(not hasattr(pty, "openpty"), reason="no terminals here")
 def test_a_real_terminal_gets_nothing_of_a_name(table: Path) -> None:
     """The whole command on a terminal of 80 columns."""

@@ -18,9 +18,10 @@ class Side:
     Attributes:
         latency_ms: of one call with all images.
         images_per_s: throughput of such calls.
-        speedup: time of the separate models divided by the time of this side.
-        of_single: of a bank: time of "as one task" in the same form divided by its own, the fraction of the throughput
-            that sharing could reach at most.
+        speedup: time of the separate models divided by the time of this side: the median of the rounds' quotients,
+            which a change of the machine's speed between rounds does not move, so not that of two medians.
+        of_single: of a bank: time of "as one task" in the same form divided by its own, likewise; the fraction of the
+            throughput that sharing could reach at most.
     """
 
     latency_ms: float

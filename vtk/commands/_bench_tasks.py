@@ -39,8 +39,9 @@ def print_result(result: "BenchResult") -> None:
             first = "" if i else cell.images
             numbers = (f"{side.latency_ms:.2f}", f"{side.images_per_s:.1f}", f"{side.speedup:.2f}", of_single)
             rows.append((first, name, *numbers))
-    title = f"{result.tasks} tasks on {result.device}, {result.dtype}, median of {result.rounds}"
+    title = f"{result.tasks} tasks on {result.device}, {result.dtype}, medians of {result.rounds} rounds"
     console.table(title, ("images", "side", "ms", "images/s", "× separate", "of one task"), rows, left=(1,))
+    console.say("× separate, of one task: medians of the quotients of each round")
     console.say(
         f"weights: bank {console.size(result.bank_bytes)}"
         + (f" and {console.size(result.bank_host_bytes)} on the host" if result.bank_host_bytes else "")
@@ -49,4 +50,4 @@ def print_result(result: "BenchResult") -> None:
     if result.not_fused:
         console.say(f"no fused sides: {result.not_fused}")
     worst = max(cell.max_difference for cell in result.cells)
-    console.say(f"all logits agree within {worst:.1e} of the largest")
+    console.say(f"all logits agree {f'within {worst:.1e} of the largest' if worst else 'bit for bit'}")

@@ -78,11 +78,12 @@ def _to_peft(argv: list[str]) -> int:
     made = to_peft(
         config.pack, config.out, base=config.base, adapter_only=config.adapter_only, overwrite=config.overwrite
     )  # fmt: skip
+    apart = console.deviation("the pack's", made.max_difference)
     console.say(
         f"wrote {config.out}: {made.tuner} adapter {console.size(made.adapter_bytes)} for {len(made.modules)} modules"
         + (f" of rank {_range(made.ranks.values())}" if made.ranks else "")
         + (f", base.safetensors {console.size(made.base_bytes)}" if made.base_bytes else "")
-        + f"; its logits differ from the pack's by at most {made.max_difference:.0e}"
+        + f"; its logits {apart}"
     )
     if made.in_base:
         console.say(f"not expressible as an adapter, so stored in base.safetensors: {', '.join(made.in_base)}")

@@ -114,7 +114,9 @@ class Metrics:
             console.say(f"{count} × {true} classified as {predicted}")
         k = min(5, len(self.classes))
         top5 = f", top-{k} {console.percent(self.top5)}" if k < len(self.classes) else ""
-        console.say(f"top-1 {console.percent(self.top1)}{top5}, loss {self.loss:.4f} on {self.count} images")
+        console.say(
+            f"top-1 {console.percent(self.top1)}{top5}, loss {self.loss:.4f} on {console.count(self.count, 'image')}"
+        )
         if len({row.count for row in rows if row.count}) > 1:  # else the mean over classes equals that over images
             console.say(
                 f"equal weight per class: balanced accuracy {console.percent(self.balanced_accuracy)}, macro F1 "

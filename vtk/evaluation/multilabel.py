@@ -99,7 +99,7 @@ class MultiLabelMetrics:
             title = f"Per label, the {len(rows)} of {len(self.classes)} with the lowest average precision"
         columns = ("label", "images", "precision", "recall", "F1", "AP")
         console.table(title, columns, [tuple(vars(row).values()) for row in rows])
-        console.say(f"{self.headline('mAP')} on {self.count} images")
+        console.say(f"{self.headline('mAP')} on {console.count(self.count, 'image')}")
 
 
 def _f1(tp: float, fp: float, fn: float) -> float:

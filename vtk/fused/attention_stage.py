@@ -7,12 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vtk.fused.few_queries import few_queries
 from vtk.fused.norms import Affine, NormSpec, normalize_parts
 from vtk.fused.onednn_prepack import ALL, Rows, keeps_copies, wide_linear
+from vtk.fused.plain_attention import (
+    Rotation,
+    attend_separately,
+    few_queries,
+    half_order,
+    halves_in_order,
+    rotations,
+)
 from vtk.fused.relative_bias import RelativeBias
 from vtk.fused.rotary import rotate, rotate_packed_, turns_of
-from vtk.fused.separate import Rotation, attend_separately, half_order, halves_in_order, rotations
 from vtk.fused.stage_input import Pair, RawTokens, Reading, first
 from vtk.fused.stages import Plan, Stage, frozen
 from vtk_kernels._heads import HeadNorms

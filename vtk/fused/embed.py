@@ -1,4 +1,4 @@
-"""Both ends of the model: patch embedding of images, and the classification head."""
+"""Embedding of images: the stem, the position table, the prefix tokens and the norm before the first block."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,24 +7,17 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
-from torch import Tensor, nn
+from torch import Tensor
 
-from vtk.errors import UsageError
 from vtk.fused.batch_norms import fold_batch_norms
 from vtk.fused.checks import copied, is_identity
-from vtk.fused.fold import fold_input
-from vtk.fused.norms import NormSpec, normalize, read_linear, read_norm
+from vtk.fused.norms import NormSpec, normalize, read_norm
 from vtk.fused.patches import check_images, padded_matrix, takes_patches, token_table
-from vtk.fused.sizes import Grid, SizeCache, Stamps, stamps
+from vtk.fused.sizes import Derived, Grid, SizeCache, Stamps, derive_again, stamps
 from vtk.fused.stages import Plan, frozen
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.patchify import patchify
 from vtk_kernels.patchify_counters import patchify_counters
-
-_LINEAR = ("", "token", "tokens", "avg")
-"""Poolings that a factor and a bias of each channel pass through."""
-
-_HEADS = ("head", "head_dist")
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class TokenParts:
     resampler: Any = None
 
 
-class Embedding(nn.Module):
+class Embedding(Derived):
     """Stem, position table, prefix tokens and, where the model has one, the norm before the first block.
 
     Attributes:
@@ -60,8 +53,8 @@ class Embedding(nn.Module):
         pos_embed: (1, N, C), of the patches; None for a dynamic model, which has its table in ``full``, or what makes
             it in ``resampler`` and the one of its own size in ``resampled``.
         table: (1, prefix + N, C), all that the CUDA plan adds to the product of patches at the model's own size, None
-            for stems that are not one. It and ``padded`` follow from the parameters: they are in no state dict and made
-            anew when one loads. Those of other sizes are made at their first call.
+            for stems that are not one. It and ``padded`` follow from the parameters, also when these change in place,
+            and are in no state dict. Those of other sizes are made at their first call.
         padded: (C, width), the stem's weight with zero columns, None where it needs none and a view of it does.
     """
 
@@ -94,17 +87,26 @@ class Embedding(nn.Module):
         self.register_buffer("padded", None, persistent=False)
         self.by_patches = takes_patches(self.stem) and (self.dynamic or self.stem.strict_img_size)
         self.positions, self.tables = SizeCache(), SizeCache()
-        self._derive()
-        self.register_load_state_dict_post_hook(_derive_again)
-
-    def _derive(self) -> None:
-        self.positions.clear()
-        self.tables.clear()
         if self.resampler is not None:
             self.resampled = self.resampler(self.grid).detach()
         if self.by_patches:
-            self.table = self._table(self.grid)
-            self.padded = padded_matrix(self.stem)
+            self.table, self.padded = self._table(self.grid), padded_matrix(self.stem)
+        self.register_load_state_dict_post_hook(derive_again)
+        self.note()
+
+    def sources(self) -> Stamps:
+        """Return the state of the parameters that tables are made of."""
+        conv = self.stem.proj if self.by_patches else None
+        return stamps(self.full, self.pos_embed, self.resampler, self.prefix, conv)
+
+    def derive(self) -> None:
+        """Write the tables of the model's own size anew; those of others follow by themselves."""
+        if self.resampler is not None and self.resampled is not None:
+            self.resampled.copy_(self.resampler(self.grid))
+        if self.table is not None:
+            self.table.copy_(self._table(self.grid))
+        if self.padded is not None and (padded := padded_matrix(self.stem)) is not None:
+            self.padded.copy_(padded)
 
     @property
     def grid(self) -> Grid:
@@ -123,12 +125,14 @@ class Embedding(nn.Module):
 
     def table_for(self, images: Tensor) -> Tensor | None:
         """Return what the CUDA plan adds to the product of these images' patches, None for a stem that is none."""
+        self.follow()
         if self.table is None or images.ndim != 4 or (grid := self.grid_of(images)) == self.grid:
             return self.table
         return self.tables.get(grid, self._state(), lambda: self._table(grid))
 
     def prepare(self, images: Tensor) -> None:
         """Make the tables for images of this size, before a CUDA graph reads them."""
+        self.follow()
         if self.dynamic and (grid := self.grid_of(images)) != self.grid:
             self._positions(grid)
             self.table_for(images)
@@ -175,6 +179,7 @@ class Embedding(nn.Module):
             UsageError: images of a size that the stem does not take.
         """
         check_images(self.stem, images)
+        self.follow()
         table = self.table_for(images) if plan.kernels else None
         if table is not None:
             conv: Any = self.stem.proj
@@ -218,109 +223,3 @@ class Embedding(nn.Module):
         self.positions.clear()
         self.tables.clear()
         return super()._apply(fn, recurse)
-
-
-@dataclass(frozen=True)
-class HeadParts:
-    """What a family's model makes logits of.
-
-    Attributes:
-        norm: behind the last block, or the identity.
-        pool: timm's name of the pooling; or "tokens" for the mean of as many heads, each of one of the first tokens.
-        prefix: tokens of an image before its patches.
-        include_prefix: whether the pooling reads them.
-        attn_pool: a module that pools by attention, in place of ``pool``; None for none.
-        fc_norm: behind the pooling, or the identity.
-        head: the classifier, or the identity; for "tokens" several.
-    """
-
-    norm: Any
-    pool: str
-    prefix: int
-    include_prefix: bool
-    attn_pool: Any
-    fc_norm: Any
-    head: Any
-
-
-class Head(nn.Module):
-    """Pooling and classifier; the last norm's affine part is in the classifier where the pooling lets it pass.
-
-    Attributes:
-        norm: how the last block's output is normalised, None for not at all.
-        queries: how many of the first tokens are read, None for all.
-        w_head, b_head: (classes, C), (classes), of "tokens" (classes, n·C); None for no classifier.
-    """
-
-    def __init__(self, parts: HeadParts, like: Tensor) -> None:
-        super().__init__()
-        self.pool, self.prefix = parts.pool, parts.prefix
-        self.include_prefix = parts.include_prefix
-        self.attn_pool = None
-        if parts.attn_pool is not None:
-            self.attn_pool = copied(parts.attn_pool).to(like.dtype)
-        elif self.pool not in (*_LINEAR, "avgmax", "max"):
-            raise UsageError(
-                f"cannot fuse `global_pool`: pooling `{self.pool}` is not known; use the back-end eager or compile"
-            )
-        heads = {"head": parts.head} if self.pool != "tokens" else dict(zip(_HEADS, parts.head, strict=True))
-        self.queries = len(heads) if self.attn_pool is None and self.pool in ("token", "tokens") else None
-        linears = [read_linear(head, like, name) for name, head in heads.items() if not is_identity(head)]
-
-        self.norm: NormSpec | None = None
-        self.fc_norm: NormSpec | None = None
-        self.weight, self.bias = None, None  # of the norm, where it must be applied before the pooling
-        affine = None
-        if not is_identity(parts.norm):
-            self.norm, affine = read_norm(parts.norm, like, "norm")
-        passes = self.attn_pool is None and self.pool in _LINEAR and bool(linears)
-        passes = passes and is_identity(parts.fc_norm)  # its statistics are of what stands before it
-        if affine is not None and not passes:
-            self.weight, self.bias = frozen(affine.weight), frozen(affine.bias)
-            affine = None
-        self.fc_weight, self.fc_bias = None, None
-        if not is_identity(parts.fc_norm):
-            self.fc_norm, fc_affine = read_norm(parts.fc_norm, like, "fc_norm")
-            if not linears:
-                self.fc_weight, self.fc_bias = frozen(fc_affine.weight), frozen(fc_affine.bias)
-            else:
-                affine = fc_affine
-        self.w_head, self.b_head = None, None
-        if linears:
-            if affine is not None:
-                linears = [fold_input(*linear, affine) for linear in linears]
-            self.w_head = frozen(torch.cat([w for w, _ in linears], 1) / len(linears))
-            self.b_head = frozen(torch.stack([b for _, b in linears]).mean(0))
-
-    def forward(self, h: Tensor, kernels: bool) -> Tensor:
-        """Map normalised tokens (B, N, C) to logits (B, classes)."""
-        if self.weight is None or self.bias is None:
-            h = self._pool(h)
-        elif self.attn_pool is None and self.pool in _LINEAR:  # of fewer tokens it is less work
-            h = torch.addcmul(self.bias, self._pool(h), self.weight)
-        else:
-            h = self._pool(torch.addcmul(self.bias, h, self.weight))
-        if self.fc_norm is not None:
-            h = normalize(h, self.fc_norm, kernels)
-            if self.fc_weight is not None and self.fc_bias is not None:
-                h = torch.addcmul(self.fc_bias, h, self.fc_weight)
-        return h if self.w_head is None else F.linear(h, self.w_head, self.b_head)
-
-    def _pool(self, h: Tensor) -> Tensor:
-        if self.pool == "token" and self.attn_pool is None:
-            return h[:, 0]
-        if self.pool == "tokens":  # the mean over heads is in their matrix
-            first = h[:, : self.queries]
-            return first.mean(1) if self.w_head is None else first.flatten(1)
-        if self.pool == "":
-            return h
-        h = h if self.include_prefix or self.prefix == 0 else h[:, self.prefix :]
-        if self.attn_pool is not None:
-            return self.attn_pool(h)
-        if self.pool == "avg":
-            return h.mean(1)
-        return h.amax(1) if self.pool == "max" else 0.5 * (h.amax(1) + h.mean(1))
-
-
-def _derive_again(embedding: Embedding, incompatible_keys: Any) -> None:
-    embedding._derive()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vtk.errors import UnavailableError, UsageError
-from vtk.fused.fp8_stages import Fp8Stage, fp8_stage
+from vtk.fused.fp8_stages import Fp8Stage, check_stage, fp8_stage
 from vtk.fused.model import FusedViT, in_autocast
 from vtk.fused.norms import normalize
 from vtk.fused.scaled_product import ScaledTokens
@@ -110,8 +110,7 @@ def to_fp8(fused: FusedViT, batches: Iterable[Tensor] = ()) -> Fp8ViT:
         UsageError: a model that is not in fp32, a matrix whose sides are not multiples of 16, or a part that has no
             form in fp8 (rotary positions, gates, norms before the second layer).
     """
-    if fused.dtype != torch.float32:
-        raise UsageError(f"`fused` is in {fused.dtype}; weights are rounded once: give `fuse(model, torch.float32)`")
+    check_fp8(fused)
     stages = [fp8_stage(stage, f"stages.{i}") for i, stage in enumerate(fused.stages)]  # type: ignore[arg-type]
     model = Fp8ViT(fused.embed, stages, fused.head, pruned=fused.pruned)  # type: ignore[arg-type]
     model.to(torch.bfloat16)
@@ -122,6 +121,18 @@ def to_fp8(fused: FusedViT, batches: Iterable[Tensor] = ()) -> Fp8ViT:
         last = i + 1 == len(stages)
         states = [] if last else [model.advance(i, x, h, prune=False) for x, h in states]
     return model
+
+
+def check_fp8(fused: FusedViT) -> None:
+    """Refuse a fused model that has no form in fp8, before anything is read or computed for it.
+
+    Raises:
+        UsageError: as `to_fp8`.
+    """
+    if fused.dtype != torch.float32:
+        raise UsageError(f"`fused` is in {fused.dtype}; weights are rounded once: give `fuse(model, torch.float32)`")
+    for i, stage in enumerate(fused.stages):
+        check_stage(stage, f"stages.{i}")  # type: ignore[arg-type]
 
 
 def check_fp8_device(device: torch.device) -> None:

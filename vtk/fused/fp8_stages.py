@@ -52,10 +52,9 @@ class Fp8Stage(nn.Module, abc.ABC):
 class Fp8Attention(Fp8Stage):
     """`AttentionStage` with qkv in e4m3."""
 
-    def __init__(self, stage: AttentionStage, where: str) -> None:
+    def __init__(self, stage: AttentionStage) -> None:
         super().__init__(stage)
         assert stage.w_qkv is not None
-        check_matrix(stage.w_qkv, f"{where}.qkv")
         self._wide, stage.w_qkv = stage.w_qkv.detach(), None
         self.qkv: ScaledMatrix
 
@@ -73,10 +72,8 @@ class Fp8Attention(Fp8Stage):
 class Fp8Mlp(Fp8Stage):
     """`MlpStage` with both layers in e4m3."""
 
-    def __init__(self, stage: MlpStage, where: str) -> None:
+    def __init__(self, stage: MlpStage) -> None:
         super().__init__(stage)
-        check_matrix(stage.w_in, f"{where}.fc1")
-        check_matrix(stage.w_out, f"{where}.fc2")
         self._wide = stage.w_in.detach(), stage.w_out.detach()
         del stage.w_in, stage.w_out
         self.fc1: ScaledMatrix
@@ -105,9 +102,9 @@ class Fp8Mlp(Fp8Stage):
 class Fp8Scaling(Fp8Stage):
     """`ScalingStage` of both."""
 
-    def __init__(self, stage: ScalingStage, where: str) -> None:
+    def __init__(self, stage: ScalingStage) -> None:
         super().__init__(stage)
-        self.attention, self.mlp = Fp8Attention(stage.attention, where), Fp8Mlp(stage.mlp, where)
+        self.attention, self.mlp = Fp8Attention(stage.attention), Fp8Mlp(stage.mlp)
 
     def round(self, inputs: Sequence[ScaledTokens]) -> None:
         """Round the matrices of both."""
@@ -126,14 +123,30 @@ def fp8_stage(stage: Stage, where: str) -> Fp8Stage:
     Raises:
         UsageError: a matrix that no fp8 product takes, or a part that has no form in fp8.
     """
-    for part in (stage, *stage.children()):
-        _check_known(part, where)
+    check_stage(stage, where)
     if isinstance(stage, ScalingStage):
-        return Fp8Scaling(stage, where)
+        return Fp8Scaling(stage)
     if isinstance(stage, AttentionStage):
-        return Fp8Attention(stage, where)
+        return Fp8Attention(stage)
     assert isinstance(stage, MlpStage)
-    return Fp8Mlp(stage, where)
+    return Fp8Mlp(stage)
+
+
+def check_stage(stage: Stage, where: str) -> None:
+    """Refuse a stage that has no form in fp8, and leave it as it is.
+
+    Raises:
+        UsageError: as `fp8_stage`.
+    """
+    parts = (stage, *stage.children())
+    for part in parts:
+        _check_known(part, where)
+    for part in parts:
+        if isinstance(part, AttentionStage) and part.w_qkv is not None:
+            check_matrix(part.w_qkv, f"{where}.qkv")
+        elif isinstance(part, MlpStage):
+            check_matrix(part.w_in, f"{where}.fc1")
+            check_matrix(part.w_out, f"{where}.fc2")
 
 
 def _check_known(part: nn.Module, where: str) -> None:

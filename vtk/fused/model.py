@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage
-from vtk.fused.embed import Embedding, Head
+from vtk.fused.embed import Embedding
 from vtk.fused.graph_module import Graphed
+from vtk.fused.head import Head
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.onednn_prepack import observed
 from vtk.fused.relative_bias import RelativeBias
 from vtk.fused.residual import SummedBiases, adds_in_products, close_by_products, sums_of_biases
 from vtk.fused.rotary import Rotary
+from vtk.fused.sizes import Derived
 from vtk.fused.stage_input import Pair, RawTokens, Reading
 from vtk.fused.stage_output import close, close_raw
 from vtk.fused.stages import Plan, Stage, context_mean
@@ -82,6 +84,7 @@ class FusedViT(Graphed):
         super().__init__()
         self.embed, self.stages, self.head = embed, nn.ModuleList(stages), head
         self.rotary = rotary
+        self._derived = [part for part in self.modules() if isinstance(part, Derived)]
         self.pruned = pruned
         ends = [m for stage in stages for m in stage.modules() if isinstance(m, AttentionStage | MlpStage)]
         self._ends = sorted({tuple(m.w_out.shape) for m in ends if hasattr(m, "w_out")})  # not those in fp8
@@ -153,7 +156,11 @@ class FusedViT(Graphed):
                 f"a fused model takes images of one size as a tensor (B, chans, height, width), not a "
                 f"{type(images).__name__}; use the model itself for patches of several sizes"
             )
-        if not self.embed.dynamic or images.ndim != 4 or observed():  # a recorded pass makes its own
+        if images.ndim != 4 or observed():  # a recorded pass makes its own
+            return
+        for part in self._derived:
+            part.follow()
+        if not self.embed.dynamic:
             return
         grid = self.embed.grid_of(images)
         caches = [self.embed.positions, self.embed.tables, *([] if self.rotary is None else [self.rotary.sizes])]

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 from timm.layers import RelPosBias, RelPosMlp
 from timm.models import beit
-from torch import Tensor, nn
+from torch import Tensor
 
 from vtk.fused.checks import copied
 from vtk.fused.norms import refusal
+from vtk.fused.sizes import Derived, Stamps, derive_again, stamps
 from vtk.fused.stages import frozen
 
 _TABLES = (RelPosBias, beit.RelativePositionBias, beit.Attention)
@@ -26,14 +27,14 @@ _ALIGN = 8
 """Rows of the bias begin at multiples of this, as fused attention wants them."""
 
 
-class RelativeBias(nn.Module):
+class RelativeBias(Derived):
     """An additive bias of the scores of all pairs of an image's tokens.
 
     Attributes:
         table: (H, distances), as trained.
         index: (N, N), int32, the distance of query and key: a column of ``table``.
         bias: (H, M, M), M ≥ N: the table by ``index``, which every pass reads; zeros beyond N. It follows from the
-            other two, is in no state dict and is written anew when one loads. These are H·N² numbers a block: of a
+            other two, also when they change in place, and is in no state dict. These are H·N² numbers a block: of a
             ViT-B/16 at 224 px 5.6 million in all, beside 86 million weights. Exporters get the table and the index.
     """
 
@@ -46,11 +47,23 @@ class RelativeBias(nn.Module):
         self.table = frozen(table.t())
         self.register_buffer("index", index.to(torch.int32), persistent=False)
         self.register_buffer("bias", self._full(), persistent=False)
-        self.register_load_state_dict_post_hook(_derive_again)
+        self.register_load_state_dict_post_hook(derive_again)
+        self.note()
 
     def forward(self) -> Tensor:
         """Return (H, M, M)."""
-        return self._own() if torch.compiler.is_exporting() else self.bias
+        if torch.compiler.is_exporting():
+            return self._own()
+        self.follow()
+        return self.bias
+
+    def sources(self) -> Stamps:
+        """Return the state of both."""
+        return stamps(self.table, self.index)
+
+    def derive(self) -> None:
+        """Write ``bias`` anew."""
+        self.bias.copy_(self._full())
 
     def _own(self) -> Tensor:
         # ONNX's Gather takes an index of 32 bits, its GatherND, which indexing by brackets becomes, does not
@@ -107,7 +120,3 @@ def _by_network(module: Any, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def _square(index: Tensor) -> Tensor:
     return index.view(math.isqrt(index.numel()), -1)
-
-
-def _derive_again(module: RelativeBias, incompatible_keys: Any) -> None:
-    module.bias.copy_(module._full())

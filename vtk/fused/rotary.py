@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vtk.errors import UsageError
 from vtk.fused.checks import copied
 from vtk.fused.norms import refusal
 from vtk.fused.onednn_prepack import observed
-from vtk.fused.sizes import Grid, SizeCache, stamps
+from vtk.fused.sizes import Derived, Grid, SizeCache, Stamps, derive_again, stamps
 
 
 def rotate(x: Tensor, rope: Tensor, rotate_half: bool) -> Tensor:
@@ -86,13 +86,13 @@ def read_tables(embed: Tensor, rotate_half: bool, prefix: int) -> Tensor:
     return torch.cat((still, table), -2)
 
 
-class Rotary(nn.Module):
+class Rotary(Derived):
     """The rotary tables of a model, for images of any size it takes.
 
     Attributes:
         rope: timm's module, in fp32 or fp64 whatever the type of the model.
         table: (T, R, D), or (T, H, R, D) where heads differ, of the model's own size; T is 1, or the number of blocks
-            where each has its own. It follows from ``rope`` and is in no state dict.
+            where each has its own. It follows from ``rope``, also when that changes in place, and is in no state dict.
         constant: the attentions hold it as a constant, after `separate_qkv`: no other size is taken then.
     """
 
@@ -124,7 +124,8 @@ class Rotary(nn.Module):
         self.sizes, self.own = SizeCache(), _Unbound()
         self.constant = False
         self.register_buffer("table", self._make(grid), persistent=False)
-        self.register_load_state_dict_post_hook(_derive_again)
+        self.register_load_state_dict_post_hook(derive_again)
+        self.note()
 
     @property
     def head_dim(self) -> int:
@@ -138,6 +139,8 @@ class Rotary(nn.Module):
             UsageError: the tables are constants of another size.
         """
         if grid == self.grid:
+            if not self.constant:
+                self.follow()
             return self.own.of(self.table)
         if self.constant:
             raise UsageError(
@@ -145,6 +148,14 @@ class Rotary(nn.Module):
                 f"{self.grid[0]} × {self.grid[1]}, of which its rotary tables are; fuse a model of that size"
             )
         return self.sizes.get(grid, stamps(self.rope), lambda: self._make(grid).to(self.table)).unbind(0)
+
+    def sources(self) -> Stamps:
+        """Return the state of ``rope``."""
+        return stamps(self.rope)
+
+    def derive(self) -> None:
+        """Write the table of the model's own size anew; `sizes` follows by itself."""
+        self.table.copy_(self._make(self.grid))
 
     def _make(self, grid: Grid) -> Tensor:
         fixed = not self.dynamic and hasattr(self.rope, "feat_shape")
@@ -187,9 +198,3 @@ def _by_token(rope: Tensor, tokens: int) -> Tensor:
     """Return the rows of the first so many tokens, with an axis of heads behind theirs."""
     rows = rope[..., :tokens, :]
     return rows[:, None] if rope.ndim == 2 else rows.transpose(0, 1)
-
-
-def _derive_again(rotary: Rotary, incompatible_keys: Any) -> None:
-    rotary.sizes.clear()
-    with torch.no_grad():
-        rotary.table.copy_(rotary._make(rotary.grid))

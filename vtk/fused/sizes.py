@@ -1,7 +1,7 @@
-"""Tables that depend on the size of an image alone: made at its first call, kept for the next ones."""
+"""Tables that follow from parameters: those of the model's own size, and of others, made at the size's first call."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,51 @@ class SizeCache:
         self._kept.clear()
 
 
+class Derived(nn.Module):
+    """A module with tables that follow from its tensors and are written anew, where graphs read them, when one changes.
+
+    A subclass makes them in its ``__init__`` and then calls `note`.
+    """
+
+    _made_of: Stamps = ()
+
+    def sources(self) -> Stamps:
+        """Return the state of all that the tables are made of; see `stamps`."""
+        raise NotImplementedError
+
+    def derive(self) -> None:
+        """Write the tables anew, in place."""
+        raise NotImplementedError
+
+    def note(self) -> None:
+        """Take the tables to be those of the tensors as they are."""
+        self._made_of = self.sources()
+
+    def follow(self) -> None:
+        """Write the tables anew if a tensor has changed in place, as far as autograd's counter says."""
+        if observed() or (state := self.sources()) == self._made_of:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self.derive()
+        self._made_of = state
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.note()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.note()  # of a copy, whose tensors are elsewhere
+
+
+def derive_again(module: Derived, incompatible_keys: Any) -> None:
+    """Write the tables of a module anew, whose state dict was loaded."""
+    with torch.no_grad():
+        module.derive()
+    module.note()
+
+
 def stamps(*sources: Tensor | nn.Module | None) -> Stamps:
     """Return which values tensors, and modules' tensors, have, as far as autograd's counter says.
 
@@ -80,7 +125,7 @@ def stamps(*sources: Tensor | nn.Module | None) -> Stamps:
 def _tensors(sources: Iterable[Any]) -> Iterable[Tensor]:
     for source in sources:
         if isinstance(source, nn.Module):
-            yield from source.parameters()
-            yield from source.buffers()
+            for module in source.modules():
+                yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
         elif source is not None:
             yield source

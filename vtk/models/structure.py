@@ -3,7 +3,7 @@
 import timm.models.vision_transformer as vit
 from torch import nn
 
-EXAMPLES = "such as vit_small_patch16_224, deit3_small_patch16_224 and vit_small_patch14_dinov2"
+EXAMPLES = "such as vit_small_patch16_224, deit3_small_patch16_224 or vit_small_patch14_dinov2"
 """Models of timm's VisionTransformer; its Eva has names that begin with vit_, too."""
 _FORWARDS = ("forward", "forward_features", "forward_head", "_pos_embed", "pool")
 

@@ -51,17 +51,14 @@ def store_base(base: Base) -> Path:
 
 
 def stored_tables(base: Base) -> frozenset[str]:
-    """Return the base tensors outside the id that the stored copy has with the same values, on the same grid.
+    """Return the names of the base tensors outside its id that the stored copy has with the same values.
 
     Two files with one id can have other position tables, and the copy is of whichever came first.
     """
     path = stored_base(base.ref.id)
     if not path.is_file():
         return frozenset()
-    tensors, metadata = read_safetensors(path)
-    grid = None if base.grid is None else f"{base.grid[0]}x{base.grid[1]}"
-    if metadata.get(GRID) != grid:
-        return frozenset()
+    tensors, _ = read_safetensors(path)
     own = base.tensors.keys() - base.hashes.keys()
     return frozenset(k for k in own & tensors.keys() if tensor_hash(tensors[k]) == tensor_hash(base.tensors[k]))
 

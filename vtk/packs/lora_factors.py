@@ -22,41 +22,45 @@ _ROUNDING = 2e-6
 """Largest difference of two merges of one matrix in fp32, over its largest value."""
 
 
-def run_factors(lora: Lora, state: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """Return the changes of a model in training, by timm's names.
+def run_factors(created: Created, lora: Lora, state: Mapping[str, Tensor]) -> dict[str, Factors]:
+    """Return the changes that a run made, by timm's names; none of matrices that the base does not have.
 
     Args:
+        created: the run's model.
         lora: its layers.
-        state: its state dict in fp32 on the CPU.
+        state: its state dict in training, in fp32 on the CPU.
     """
     found = {}
     for module in lora.modules:
         a, b = (state[name].detach().contiguous() for name in lora.factors(module))
-        if _fits(change := Factors(a, b, lora.scaling)):
-            found[f"{module}.weight"] = change
-    return found
+        name, change = f"{module}.weight", Factors(a, b, lora.scaling)
+        if _fits(change) and created.key_map.get(name) is not None:
+            found[name] = change
+    return found and {**found, **unchanged_tables(created, state)}
 
 
-def layer_factors(wrapped: nn.Module, start: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """Return the changes of the matrices of a model that PEFT has put an adapter on, by timm's names.
+def layer_factors(created: Created, wrapped: nn.Module) -> dict[str, Factors]:
+    """Return the changes that an adapter makes, by timm's names; none of matrices that the base does not have.
 
     Args:
-        wrapped: PEFT's model, not merged.
-        start: state dict of the model before, fp32.
+        created: the model without it.
+        wrapped: PEFT's model with it, not merged.
     """
-    found = {}
+    found, start = {}, created.model.state_dict()
     for name, change, base in _products(wrapped):
-        if name in start and start[name].shape == base.shape == (len(change.b), change.a.shape[-1]):
+        if created.key_map.get(name) is not None and start[name].shape == base.shape == (
+            len(change.b),
+            change.a.shape[-1],
+        ):
             change = _with_residual(change, base.detach() - start[name])
             if _fits(change):
                 found[name] = change
     return found
 
 
-def confirmed(
-    changes: Mapping[str, Factors], start: Mapping[str, Tensor], merged: Mapping[str, Tensor]
-) -> dict[str, Factors]:
+def confirmed(created: Created, changes: Mapping[str, Factors], merged: Mapping[str, Tensor]) -> dict[str, Factors]:
     """Return the changes that give what PEFT's own merge does, up to rounding: it may do more with a layer."""
+    start = created.model.state_dict()
     return {
         name: change for name, change in changes.items()
         if (start[name] + change.change() - merged[name]).abs().max() <= _ROUNDING * merged[name].abs().max()
@@ -79,7 +83,7 @@ def unchanged_tables(created: Created, state: Mapping[str, Tensor]) -> dict[str,
     for name in position_names(created.model):
         start = created.initial[name]
         same = torch.equal(state[name].detach().cpu(), start.to(state[name].dtype))
-        if same and (created.key_map.get(name) or name) in kept:
+        if same and created.key_map.get(name) in kept:
             found[name] = Factors(start.new_empty(0, start.shape[-1]), start.new_empty(start[..., 0].numel(), 0))
     return found
 

@@ -47,7 +47,7 @@ def merge_adapter(
     try:
         with torch.inference_mode():
             wanted = wrapped(images)
-            changes = layer_factors(wrapped, own)
+            changes = layer_factors(created, wrapped)
             merged = _unwrap(wrapped.merge_and_unload(safe_merge=True)).eval()
             found = merged(images)
     except Exception as error:
@@ -60,7 +60,7 @@ def merge_adapter(
         raise VerificationError(
             f"{where}: merged by PEFT the logits differ by {worst:.1e} from those with the adapter; nothing was written"
         )
-    return state, confirmed(changes, own, state)
+    return state, confirmed(created, changes, state)
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

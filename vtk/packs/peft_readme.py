@@ -42,10 +42,7 @@ def readme(
     code = "\n".join([*lines, "", build, load])
     if not with_base:
         assert card.base is not None
-        place = (
-            f"The base weights are not included: put {span(card.base.source)} beside it as base.safetensors, "
-            "with timm's keys."
-        )
+        place = f"The base weights are not included: {_put_base(card.base.source)}, with timm's keys."
     elif in_base:
         names = ", ".join(map(span, in_base[:_SHOWN])) + (", …" if len(in_base) > _SHOWN else "")
         place = f"Use it only with this base.safetensors, which also holds tensors that no adapter can: {names}."
@@ -65,3 +62,12 @@ def readme(
         f"{page}\n{card_sections(card)}"
     )
     return text, code
+
+
+def _put_base(source: str) -> str:
+    """Say how base.safetensors comes beside the adapter: a file is copied, weights of the hub are written by timm."""
+    if not source.startswith("hub:"):
+        return f"put {span(source)} beside it as base.safetensors"
+    create = f"timm.create_model({source.removeprefix('hub:')!r}, pretrained=True)"
+    call = f'safetensors.torch.save_file({create}.state_dict(), "base.safetensors")'
+    return f"write those of the hub beside it by {span(call)}"

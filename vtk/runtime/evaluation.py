@@ -161,8 +161,9 @@ def _print(result: EvalResult, facts: Facts) -> None:
     exact, precision = facts == PLAIN, f"int8 ({facts.int8})" if facts.int8 else result.precision
     result.metrics.print()
     skipped = f"; unreadable and skipped: {len(result.audit.bad)}" if result.audit.bad else ""
+    images = console.count(result.metrics.count, "image")
     console.say(
-        f"{result.metrics.count} images ({result.split}), {result.backend} on {result.provider}, {precision}, "
+        f"{images} ({result.split}), {result.backend} on {result.provider}, {precision}, "
         f"batch {result.batch_size}{skipped}"
     )
     if result.agreement is not None:

@@ -10,7 +10,7 @@ from vtk.card import Card
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import VerificationError
 from vtk.fused import Fp8ViT, fuse, to_fp8
-from vtk.fused.fp8 import check_fp8_device
+from vtk.fused.fp8 import check_fp8, check_fp8_device
 from vtk.models.fp32 import FullPrecision
 from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
@@ -39,12 +39,14 @@ def calibrate(model: nn.Module, device: torch.device, given: DataImages) -> Fp8V
         VerificationError: top-1 agreement with fp32 below 99 % on the held-out images.
     """
     check_fp8_device(device)
+    fused = fuse(model, torch.float32, keep_source=False).to(device)
+    check_fp8(fused)
     training, held_out = given.calibration
     card, most = given.card, pixel_limit(given.card)
     batches = [images for images, _ in Photographs(training, CALIBRATED, max_pixels=most).batches(card.input, _BATCH)]
     if device.type == "cpu":
         console.say("fp8: calibrating, which takes a CPU minutes for all but small models")
-    fp8 = to_fp8(fuse(model, torch.float32, keep_source=False).to(device), batches)
+    fp8 = to_fp8(fused, batches)
     how = ", simulated on the CPU: the outputs are those of a GPU, the time is not" if device.type == "cpu" else ""
     console.say(f"fp8: calibrated on {sum(map(len, batches))} {training.what}{how}")
     judging = Photographs(held_out, JUDGED, max_pixels=most)

@@ -207,4 +207,4 @@ def _print(result: PredictResult) -> None:
         console.say(f"… and {len(result.predictions) - len(shown)} more in {result.out}")
     skipped = f", {len(result.skipped)} skipped" if result.skipped else ""
     written = f"; written: {result.out}" if result.out else ""
-    console.say(f"{len(result.predictions)} images on {result.provider}{skipped}{written}")
+    console.say(f"{console.count(len(result.predictions), 'image')} on {result.provider}{skipped}{written}")

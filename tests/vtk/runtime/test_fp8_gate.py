@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import binomtest
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from tests.export.conftest import Packed, make_pack
@@ -54,6 +56,19 @@ def run(capsys: pytest.CaptureFixture[str]) -> Command:
         return code, json.loads(printed.out) if printed.out else {}, printed.err
 
     return call
+
+
+def test_a_model_without_a_form_in_fp8_is_refused_before_an_image_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fp8, "Photographs", None)
+    rotary = Eva(img_size=32, embed_dim=32, depth=1, num_heads=1, num_classes=2, use_rot_pos_emb=True).eval()
+    with pytest.raises(UsageError, match=r"`stages\.0` has a rotary embedding, which has no form in fp8"):
+        fp8.calibrate(rotary, torch.device("cpu"), None)  # type: ignore[arg-type]
+    odd = VisionTransformer(img_size=32, embed_dim=24, depth=1, num_heads=1, num_classes=2).eval()
+    with pytest.raises(UsageError, match=r"`stages\.0\.qkv` is a matrix of 72×24"):
+        fp8.calibrate(odd, torch.device("cpu"), None)  # type: ignore[arg-type]
+    assert "calibrat" not in capsys.readouterr().err
 
 
 def test_eval_says_what_it_was_calibrated_and_judged_on(pack: Packed, folder: Path, run: Command) -> None:

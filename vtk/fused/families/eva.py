@@ -7,10 +7,10 @@ from timm.models.eva import Eva, EvaBlock, EvaBlockPostNorm
 from torch import Tensor, nn
 
 from vtk.fused.checks import check_silent, is_exactly
-from vtk.fused.embed import HeadParts
 from vtk.fused.families.reader import Reader
 from vtk.fused.families.vision_transformer import VisionTransformerReader
 from vtk.fused.fold import Branch, fold_attention, fold_mlp
+from vtk.fused.head import HeadParts
 from vtk.fused.norms import POST_NORM, refusal
 from vtk.fused.rotary import Rotary
 from vtk.fused.stages import Stage

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.fused.checks import check_silent
-from vtk.fused.embed import Embedding, Head, HeadParts, TokenParts
+from vtk.fused.embed import Embedding, TokenParts
+from vtk.fused.head import Head, HeadParts
 from vtk.fused.norms import refusal
 from vtk.fused.rotary import Rotary
 from vtk.fused.stages import Stage

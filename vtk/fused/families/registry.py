@@ -8,12 +8,11 @@ from torch import nn
 
 from vtk.errors import UsageError
 from vtk.fused.families.beit import BeitReader
-from vtk.fused.families.distilled import DistilledReader
 from vtk.fused.families.eva import EvaReader
 from vtk.fused.families.naflex import NaFlexReader
 from vtk.fused.families.reader import Reader
 from vtk.fused.families.relpos import RelPosReader
-from vtk.fused.families.vision_transformer import VisionTransformerReader
+from vtk.fused.families.vision_transformer import DistilledReader, VisionTransformerReader
 
 READERS: tuple[Reader, ...] = (
     BeitReader(), DistilledReader(), EvaReader(), NaFlexReader(), RelPosReader(), VisionTransformerReader(),

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from vtk.fused.attention_parts import READERS, AttentionParts, common_parts, packed_parts
 from vtk.fused.checks import is_exactly
-from vtk.fused.embed import HeadParts, TokenParts
+from vtk.fused.embed import TokenParts
 from vtk.fused.families.reader import Reader
 from vtk.fused.fold import Branch, fold_attention, fold_mlp
+from vtk.fused.head import HeadParts
 from vtk.fused.norms import POST_NORM, refusal
 from vtk.fused.stages import Stage
 

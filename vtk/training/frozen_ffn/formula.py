@@ -1,4 +1,4 @@
-"""What a block keeps for backward as a formula in the hidden ratio ρ = F / C, beside the count by autograd's own hook.
+"""Derives the units that a block keeps for backward from the hidden ratio ρ = F / C, beside autograd's own count.
 
     constant + slope · ρ + statistics,    in units of C elements per token
 

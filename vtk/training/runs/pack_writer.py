@@ -16,7 +16,7 @@ from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.lora_adapter import finish_lora, save_lora
-from vtk.packs.lora_factors import run_factors, unchanged_tables
+from vtk.packs.lora_factors import run_factors
 from vtk.packs.pack import save_task, update_card
 from vtk.training.engine.callbacks import Kept
 from vtk.training.engine.processes import Ranks
@@ -84,9 +84,7 @@ class PackWriter(Writer):
         start = self.task.lora.start(self.plan.precision.master_state_dict(self.task.model))
         shared = lora.shared_names(self.task.created, start)
         worst = finish_lora(path, self.task.lora, start, shared, read_card(self.best_path))
-        console.say(
-            f"{self.plan.title}adapter {path}: PEFT's logits differ from the merged ones by at most {worst:.0e}"
-        )
+        console.say(f"{self.plan.title}adapter {path}: PEFT's logits {console.deviation('the merged ones', worst)}")
 
     def as_stored(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the LoRA layers are merged, as they are in the pack."""
@@ -98,10 +96,8 @@ class PackWriter(Writer):
     def _write(self, path: Path, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Card:
         created, trained, layers, factors = self.task.created, self.task.trained, self.task.lora, {}
         if layers is not None:
-            factors = run_factors(layers, state)
+            factors = run_factors(created, layers, state)
             state, trained = layers.merge(state), frozenset(map(layers.plain_name, trained))
-            if factors:
-                factors |= unchanged_tables(created, state)
         dtype = self.prepared.config.pack_dtype
         card = self.card(numbers)
         return save_task(path, state=state, created=created, card=card, trained=trained, dtype=dtype, factors=factors)
