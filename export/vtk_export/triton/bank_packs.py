@@ -172,9 +172,11 @@ def has_base(earlier: Path, base: str) -> bool:
 
 def _common_base(paths: Mapping[str, Path], cards: Mapping[str, Card]) -> str:
     """Return the id of the base that all packs have."""
-    ids = {name: card.base.id for name, card in cards.items() if card.base is not None}
+    ids = {name: None if card.base is None else card.base.id for name, card in cards.items()}
     first, base = next(iter(ids.items()))
     for name, other in ids.items():
+        if other is None or base is None:
+            raise DataError(f"the card of {paths[name if other is None else first]} names no base; the pack was edited")
         if other != base:
             raise BaseError(f"`{name}` ({paths[name]}) is of base {other[:12]}, `{first}` of {base[:12]}; a bank has "
                             "one base: export them apart")  # fmt: skip

@@ -62,8 +62,8 @@ def check_backend(config: "TritonCommand") -> None:
     in_graph = config.server == "onnxruntime" and not config.ensemble
     if config.changes and config.server not in ("python", "vtk"):
         flag = "--update" if config.update else "--remove"
-        raise UsageError(f"`{flag}` changes the tasks of one model, and --backend {config.server} has a model for each; "
-                         "export or delete that, or use --backend vtk")  # fmt: skip
+        raise UsageError(f"`{flag}` changes the tasks of one model, and --backend {config.server} has a model for "
+                         "each; export or delete that, or use --backend vtk")  # fmt: skip
     if config.static_batch is not None and config.with_preproc and not in_graph:
         raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
                          "it out, or give --no-ensemble")  # fmt: skip

@@ -54,7 +54,7 @@ def test_only_what_is_new_and_a_few_others_are_compared_again(
     load = bank_packs.load_task
     monkeypatch.setattr(bank_packs, "load_task", lambda path, **k: (loaded.append(Path(path).name), load(path, **k))[1])
     config = TritonConfig(out=tmp_path / "models", backend="vtk", name="m")
-    many = {name: packed.path for name in "abcde"}
+    many = dict.fromkeys("abcde", packed.path)
     export_triton(many, config, show=False)
     assert len(loaded) == 5
     loaded.clear()

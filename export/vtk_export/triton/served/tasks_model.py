@@ -2,8 +2,8 @@
 
 Needs numpy, onnxruntime, and `vtk_rows.py`, `vtk_counters.py` and `vtk_prepack.py` beside it. ``tasks.json`` says
 which file is whose. Weights are packed for this computer when a model is loaded for the first time (`vtk_prepack`).
-Where that cannot be, sessions use the weights as they are, mapped from the one data file that the tasks' files refer to:
-slower, as small.
+Where that cannot be, sessions use the weights as they are, mapped from the one data file that the tasks' files refer
+to: slower, as small.
 """
 
 import contextlib
