@@ -210,7 +210,7 @@ def check_apart(every: list[np.ndarray]) -> None:
 
 
 def test_tasks_come_change_and_go_under_load_and_every_answer_is_right(hundred: Hundred) -> None:
-    """5,000 answers for 16 clients; in six rounds a task is added, one replaced and one removed, or two, or one back."""
+    """5,000 answers for 16 clients; in six rounds tasks are added, replaced, removed and brought back."""
     ledger, stop, names = hundred.ledger, threading.Event(), list(hundred.packs)
     threads = [threading.Thread(target=hundred.send, args=(seed, stop)) for seed in range(CLIENTS)]
     start = time.monotonic()
