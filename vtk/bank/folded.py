@@ -6,7 +6,7 @@ FFN is shared and folded once. The ends (embedding and head) are shared too if t
 shared matrix and a task's position table, the head one matrix of the task.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,15 @@ from vtk.fused.head import Head
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
 from vtk.fused.stages import Stage
+from vtk.models.packed.low_rank import Matrix, own_tensors, whole
 
-Weights = tuple[dict[str, Tensor], ...]
-"""Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""
+Weights = tuple[dict[str, Matrix], ...]
+"""Attention weights of one task: one mapping for each attention module of the model, or folded for each block.
+
+A matrix (``qkv.weight``, ``proj.weight``, ``gate.weight``) of a task that has factors is a `LowRankMatrix`, whose
+``base`` is the very tensor of the base's own weights, the same for all such tasks; its other tensors (biases, norms of
+q and k) are the task's own, as those of any task.
+"""
 
 _POOLS = ("token", "avg")
 
@@ -202,7 +208,7 @@ def _is_product(model: Any, head: Head) -> bool:
     return plain and type(model.head) is nn.Linear and head.weight is None and head.fc_weight is None
 
 
-def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
+def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Matrix]:
     """Remove the matrices from a stage, which keeps the structure, and return them."""
     names = {
         "qkv.weight": "w_qkv", "qkv.bias": "b_qkv", "proj.weight": "w_out", "proj.bias": "bias",
@@ -222,11 +228,16 @@ def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tenso
     return {key: t.detach().to(dtype) for key, t in found.items() if t is not None}
 
 
+def merge(weights: Weights) -> tuple[dict[str, Tensor], ...]:
+    """Return attention weights with every change added to its matrix."""
+    return tuple({key: whole(t) for key, t in part.items()} for part in weights)
+
+
 def n_bytes(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def weights_bytes(weights: Weights) -> int:
-    """Return the bytes of attention weights."""
-    return sum(n_bytes(list(part.values())) for part in weights)
+def weights_bytes(weights: Sequence[Mapping[str, Matrix]]) -> int:
+    """Return the bytes of a task's own attention weights, without the base's matrices that changes refer to."""
+    return sum(n_bytes(own_tensors(list(part.values()))) for part in weights)
