@@ -33,8 +33,9 @@ class BenchConfig(Config):
     ] = ()  # fmt: skip
     copies: Annotated[int, Option("load each pack this many times, to simulate more tasks", often=True, least=1)] = 1
     images_per_task: Annotated[
-        int | None, Option("images per task in one call (default: 1; with --tasks 16 images in all)", often=True, least=1)
-    ] = None  # fmt: skip
+        int | None,
+        Option("images per task in one call (default: 1; with --tasks 16 images in all)", often=True, least=1),
+    ] = None
     batch: Annotated[
         tuple[int, ...],
         Option("images of all tasks in one call, instead of --images-per-task", often=True, least=1),
