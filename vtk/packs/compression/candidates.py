@@ -1,7 +1,7 @@
-"""``--rank auto``: packs of growing size on the images that choose, and the smallest within the allowed drop."""
+"""``--rank auto``: packs of several sizes on the images that choose, and the smallest within the allowed drop."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -9,18 +9,42 @@ from torch import Tensor
 from vtk.errors import VerificationError
 from vtk.packs.compression.answers import Answers
 from vtk.packs.compression.changes import threshold_for
-from vtk.packs.compression.drop import DropMetric, agreement, points, value_of
+from vtk.packs.compression.drop import DropMetric, agreement, compare, points
+from vtk.packs.compression.expected import expected_value, probabilities
 from vtk.packs.compression.held_out import HeldOut
 from vtk.packs.compression.trial import Trial
 
-MEAN_RANKS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Mean ranks that are tried, from the smallest on."""
-
-ENOUGH = 3
-"""Candidates in a row within the bound, after which larger ones are not tried."""
-
 LEAST_LIKENESS = 0.95
 """Least share of the logits' variance that must stay where accuracy alone cannot tell."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A compressed pack, measured on the images that choose.
+
+    Attributes:
+        mean_rank: its numbers are those of this rank in every matrix.
+        threshold: of the components.
+        nbytes: of its tensors.
+        drop: of the metric, as a fraction.
+        low: lower limit of its 95 % interval.
+        expected: drop (`vtk.packs.compression.expected`).
+        agreement: share of the images that are decided alike.
+        likeness: 1 - squared error / variance of the full pack's logits.
+    """
+
+    mean_rank: int
+    threshold: float
+    nbytes: int
+    drop: float
+    low: float
+    expected: float
+    agreement: float
+    likeness: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
@@ -37,40 +61,14 @@ class Rule:
     max_drop: float
     few: bool = False
 
-    def allows(self, drop: float, likeness: float) -> bool:
-        """Return whether a drop is within the bound."""
-        return drop <= self.max_drop + 1e-12 and (not self.few or likeness >= LEAST_LIKENESS)
+    def allows(self, candidate: Candidate) -> bool:
+        """Return whether the expected drop is within the bound, and the measured one not clearly beyond it."""
+        near = not self.few or candidate.likeness >= LEAST_LIKENESS
+        return near and candidate.expected <= self.max_drop and candidate.low <= self.max_drop
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A compressed pack, measured on the images that choose.
-
-    Attributes:
-        mean_rank: its numbers are those of this rank in every matrix.
-        threshold: of the components.
-        nbytes: of its tensors.
-        drop: of the metric, as a fraction.
-        fitted: the drop, smoothed: a larger pack drops less, whatever single images say.
-        agreement: share of the images that are decided alike.
-        likeness: 1 - squared error / variance of the full pack's logits.
-    """
-
-    mean_rank: int
-    threshold: float
-    nbytes: int
-    drop: float
-    fitted: float
-    agreement: float
-    likeness: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return dict(vars(self))
-
-
-def measure(trial: Trial, held: HeldOut, before: Answers, rule: Rule, others: int) -> tuple[Candidate, ...]:
-    """Measure packs of growing size, until some in a row are within the bound or factors save nothing more.
+def search(trial: Trial, held: HeldOut, before: Answers, rule: Rule, others: int) -> tuple[Candidate, ...]:
+    """Measure packs of doubling mean rank until one is allowed, then between that and the one before.
 
     Args:
         trial: cuts the packs.
@@ -78,54 +76,54 @@ def measure(trial: Trial, held: HeldOut, before: Answers, rule: Rule, others: in
         before: the full pack's answers for those that choose.
         rule: what is allowed.
         others: bytes of the pack's tensors that are not cut.
+
+    Returns:
+        The candidates, from the smallest to the largest.
     """
-    found: list[Candidate] = []
-    value, within = value_of(before, rule.metric), 0
-    for rank in MEAN_RANKS:
+    truth = probabilities(before)
+    value = expected_value(before, truth, rule.metric)
+    found: dict[int, Candidate] = {}
+
+    def allowed(rank: int) -> bool:
         threshold = threshold_for(trial.changes, rank)
         factors = trial.stored(trial.cut(threshold))
-        size = trial.nbytes(factors, others)
-        if not factors or (found and size <= found[-1].nbytes):
-            break
+        if not factors:
+            return True  # all matrices are exact
         after = held.choosing_answers(trial.show(factors), f"mean rank {rank}")
-        drop, alike = value - value_of(after, rule.metric), likeness(before.logits, after.logits)
-        found.append(Candidate(rank, threshold, size, drop, drop, agreement(before, after) / len(before), alike))
-        within = within + 1 if rule.allows(drop, alike) else 0
-        if within == ENOUGH:
-            break
-    fits = smooth([candidate.drop for candidate in found])
-    return tuple(replace(candidate, fitted=fit) for candidate, fit in zip(found, fits, strict=True))
+        against = compare(before, after, rule.metric)
+        found[rank] = Candidate(
+            rank, threshold, trial.nbytes(factors, others), against.drop, against.low,
+            value - expected_value(after, truth, rule.metric), agreement(before, after) / len(before),
+            likeness(before.logits, after.logits),
+        )  # fmt: skip
+        return rule.allows(found[rank])
+
+    small, large = 0, 1
+    while not allowed(large):
+        small, large = large, 2 * large
+    while large - small > 1:
+        middle = (small + large) // 2
+        small, large = (small, middle) if allowed(middle) else (middle, large)
+    return tuple(found[rank] for rank in sorted(found))
 
 
 def pick(candidates: Sequence[Candidate], rule: Rule, images: int) -> Candidate:
-    """Return the smallest candidate whose fitted drop is within the bound.
+    """Return the smallest candidate that is allowed.
 
     Raises:
         VerificationError: there is none.
     """
     for candidate in candidates:
-        if rule.allows(candidate.fitted, candidate.likeness):
+        if rule.allows(candidate):
             return candidate
-    last = f"; the largest, of mean rank {candidates[-1].mean_rank}, drops by {points(candidates[-1].drop)}"
+    if not candidates:
+        raise VerificationError("`--rank auto`: factors of rank 1 would take more bytes than the matrices themselves")
+    last = candidates[-1]
     raise VerificationError(
-        f"`--rank auto`: none of {len(candidates)} packs is within {points(rule.max_drop)} points on the {images} "
-        f"images that choose{last if candidates else ''}; give a larger --max-drop, or --rank R"
+        f"`--rank auto`: no pack is within {points(rule.max_drop)} points on the {images} images that choose; of the "
+        f"largest, of mean rank {last.mean_rank}, the expected drop is {points(last.expected)} and the measured one "
+        f"{points(last.drop)}; give a larger --max-drop, or --rank R"
     )
-
-
-def smooth(drops: Sequence[float]) -> list[float]:
-    """Return the closest drops that never rise with the size of the pack (pool-adjacent-violators).
-
-    Without this, the smallest of many candidates would be chosen that is better by chance.
-    """
-    pools: list[tuple[float, int]] = []  # sum and number
-    for drop in drops:
-        total, count = drop, 1
-        while pools and total * pools[-1][1] > pools[-1][0] * count:
-            total, count = total + pools[-1][0], count + pools[-1][1]
-            pools.pop()
-        pools.append((total, count))
-    return [total / count for total, count in pools for _ in range(count)]
 
 
 def likeness(before: Tensor, after: Tensor) -> float:

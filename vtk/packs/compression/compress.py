@@ -12,7 +12,7 @@ from vtk.models.task_parameters import position_names
 from vtk.packs.base_files import base_keys
 from vtk.packs.cards import read_hashes
 from vtk.packs.compression.answers import Answers
-from vtk.packs.compression.candidates import Candidate, Rule, measure, pick
+from vtk.packs.compression.candidates import Candidate, Rule, pick, search
 from vtk.packs.compression.changes import Change, changed_matrices, create_start, threshold_for
 from vtk.packs.compression.drop import Comparison, DropMetric, compare, default_metric
 from vtk.packs.compression.held_out import HeldOut, TrainingImages
@@ -111,7 +111,7 @@ def compress(
     if config.rank == "auto":
         assert held is not None and before is not None
         rule = Rule(metric, config.max_drop / 100, few=len(held.choosing) * config.max_drop < 100)
-        candidates = measure(trial, held, before.of(held.choosing), rule, _others(task, whole))
+        candidates = search(trial, held, before.of(held.choosing), rule, _others(task, whole))
         chosen = pick(candidates, rule, len(held.choosing))
         threshold = chosen.threshold
     else:

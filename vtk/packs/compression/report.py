@@ -28,7 +28,7 @@ class Report:
 def print_lines(report: Report) -> None:
     """Print a report."""
     if report.rows:
-        columns = ("mean rank", "tensors", "drop, points", "smoothed", "agreement", "logits kept", "")
+        columns = ("mean rank", "tensors", "expected drop", "measured drop", "agreement", "logits kept", "")
         console.table("On the images that choose", columns, report.rows, left=(6,))
     for line in report.lines:
         console.say(line)
@@ -92,14 +92,14 @@ def _of_choice(report: Report, found: Compression, config: CompressConfig, image
     if found.chosen is None or found.judged is None or found.before is None:
         return
     report.rows = [
-        (c.mean_rank, console.size(c.nbytes), points(c.drop), points(c.fitted), console.percent(c.agreement),
+        (c.mean_rank, console.size(c.nbytes), points(c.expected), points(c.drop), console.percent(c.agreement),
          console.percent(c.likeness), "chosen" if c == found.chosen else "")
         for c in found.candidates
     ]  # fmt: skip
     count = len(found.before) - found.judged.images
     report.lines.append(
-        f"chosen on {count} {images.held} (one half, seed {config.seed}): the smallest whose smoothed drop is at most "
-        f"{config.max_drop:g} points"
+        f"chosen on {count} {images.held} (one half, seed {config.seed}): the smallest whose expected drop is at "
+        f"most {config.max_drop:g} points, by the full pack's probabilities, calibrated on these images' labels"
     )
     if count * config.max_drop < 100:
         report.lines.append(
