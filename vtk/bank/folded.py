@@ -6,7 +6,7 @@ FFN is shared and folded once. The ends (embedding and head) are shared too if t
 shared matrix and a task's position table, the head one matrix of the task.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,20 @@ from torch import Tensor, nn
 from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.embed import Embedding
-from vtk.fused.families import reader_of
+from vtk.fused.families import Reader, reader_of
 from vtk.fused.head import Head
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
 from vtk.fused.stages import Stage
+from vtk.models.packed.low_rank import Matrix, own_tensors, whole
 
-Weights = tuple[dict[str, Tensor], ...]
-"""Attention weights of one task: one mapping for each attention module of the model, or folded for each block."""
+Weights = tuple[dict[str, Matrix], ...]
+"""Attention weights of one task: one mapping for each attention module of the model, or folded for each block.
+
+A matrix (``qkv.weight``, ``proj.weight``, ``gate.weight``) of a task that has factors is a `LowRankMatrix`, whose
+``base`` is the very tensor of the base's own weights, the same for all such tasks; its other tensors (biases, norms of
+q and k) are the task's own, as those of any task.
+"""
 
 _POOLS = ("token", "avg")
 
@@ -168,21 +174,54 @@ def fold(model: Any, size: tuple[int, int], dtype: torch.dtype, *, whole: bool =
             stages: list[Stage] = []
             for i in range(len(model.blocks)):
                 stages += reader.stages(model, i, like, ffn=whole)
-            embedding, head = reader.embedding(model, like), reader.head(model, like)
+            ends = fold_ends(model, reader, size, dtype)
         _check_biases(stages)
     except UsageError as error:
         raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
     weights = tuple(_take_matrices(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
-    table, pooling, w_head, b_head = None, None, None, None
-    if embedding.by_patches:
-        with torch.no_grad():  # a NaFlexVit does not keep the size that it was made for
+    shared = Folded(stages, ends.embedding, ends.pooling) if whole else None
+    return Folding(shared, weights, ends.piece)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedEnds:
+    """Embedding and head of a model, folded.
+
+    Attributes:
+        embedding: of the model.
+        pooling: None if the head is not linear in a pooled row.
+        piece: the task's table and classifier.
+    """
+
+    embedding: Embedding
+    pooling: Pooling | None
+    piece: Piece
+
+
+def fold_ends(model: Any, reader: Reader, size: tuple[int, int], dtype: torch.dtype) -> FoldedEnds:
+    """Fold embedding and head of a model, whose blocks are not read.
+
+    Args:
+        model: of timm.
+        reader: of the model, with blocks.
+        size: of its images, height first.
+        dtype: of the bank.
+
+    Raises:
+        UsageError: a part that `vtk.fused` does not know.
+    """
+    like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32))
+    with torch.no_grad():
+        embedding, head = reader.embedding(model, like), reader.head(model, like)
+        table = None
+        if embedding.by_patches:  # a NaFlexVit does not keep the size that it was made for
             found = embedding.table_for(like.new_empty(1, 1, *size))
-        table = None if found is None else found[0].to(dtype)
-    if _is_product(model, head) and head.w_head is not None and head.b_head is not None:
-        pooling = Pooling(head.pool, 0 if head.include_prefix else head.prefix, head.norm, head.fc_norm)
-        w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
-    shared = Folded(stages, embedding, pooling) if whole else None
-    return Folding(shared, weights, Piece(table, w_head, b_head))
+            table = None if found is None else found[0].to(dtype)
+    if not _is_product(model, head) or head.w_head is None or head.b_head is None:
+        return FoldedEnds(embedding, None, Piece(table, None, None))
+    pooling = Pooling(head.pool, 0 if head.include_prefix else head.prefix, head.norm, head.fc_norm)
+    w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
+    return FoldedEnds(embedding, pooling, Piece(table, w_head, b_head))
 
 
 def _check_biases(stages: Sequence[Stage]) -> None:
@@ -202,7 +241,7 @@ def _is_product(model: Any, head: Head) -> bool:
     return plain and type(model.head) is nn.Linear and head.weight is None and head.fc_weight is None
 
 
-def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tensor]:
+def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Matrix]:
     """Remove the matrices from a stage, which keeps the structure, and return them."""
     names = {
         "qkv.weight": "w_qkv", "qkv.bias": "b_qkv", "proj.weight": "w_out", "proj.bias": "bias",
@@ -222,11 +261,16 @@ def _take_matrices(stage: AttentionStage, dtype: torch.dtype) -> dict[str, Tenso
     return {key: t.detach().to(dtype) for key, t in found.items() if t is not None}
 
 
+def merge(weights: Weights) -> tuple[dict[str, Tensor], ...]:
+    """Return attention weights with every change added to its matrix."""
+    return tuple({key: whole(t) for key, t in part.items()} for part in weights)
+
+
 def n_bytes(tensors: Sequence[Tensor]) -> int:
     """Return the bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def weights_bytes(weights: Weights) -> int:
-    """Return the bytes of attention weights."""
-    return sum(n_bytes(list(part.values())) for part in weights)
+def weights_bytes(weights: Sequence[Mapping[str, Matrix]]) -> int:
+    """Return the bytes of a task's own attention weights, without the base's matrices that changes refer to."""
+    return sum(n_bytes(own_tensors(list(part.values()))) for part in weights)

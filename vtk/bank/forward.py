@@ -23,7 +23,7 @@ from vtk.fused.norms import NormSpec, normalize, normalize_parts
 from vtk.fused.stage_input import Pair
 from vtk.fused.stage_output import accumulate, close_with_norm
 from vtk.fused.stages import Plan
-from vtk.models.packed.rows import Layer, Stack, linear_by_runs, stacked
+from vtk.models.packed.products import Layer, Stack, linear_by_runs, stacked
 from vtk_kernels._heads import HeadNorms
 from vtk_kernels.add_norm import add_norm
 from vtk_kernels.context_broadcast import context_broadcast

@@ -15,7 +15,7 @@ from vtk.bank.task_entry import Entry
 from vtk.bank.task_heads import Ends
 from vtk.fused.ring import PinnedRing
 from vtk.fused.stages import Plan
-from vtk.models.packed.rows import Layer
+from vtk.models.packed.products import Layer
 from vtk_kernels.choices import device_name
 from vtk_kernels.patchify import patchify
 

@@ -20,7 +20,7 @@ from vtk.bank.stacks import StackStore
 from vtk.bank.task_heads import Ends, Heads
 from vtk.errors import UsageError
 from vtk.fused.kernel_count import Counting
-from vtk.models.packed.rows import stacked
+from vtk.models.packed.products import stacked
 
 
 def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:

@@ -5,13 +5,13 @@ A grouped product needs the matrices of its groups in one tensor, so every weigh
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vtk.bank.folded import Weights, weights_bytes
+from vtk.bank.folded import Weights, merge, weights_bytes
 from vtk.bank.stores import Store
 from vtk.models.packed.forward import Layer
 
@@ -35,7 +35,7 @@ class StackStore(Store):
         self.generation = 0
         self._stacks: list[dict[str, Tensor]] = []
         self._slots: dict[int, int] = {}
-        self._host: dict[int, Weights] = {}
+        self._host: dict[int, Sequence[Mapping[str, Tensor]]] = {}
         self._lock = threading.RLock()
         cuda = device.type == "cuda"
         self._side: Any = torch.cuda.Stream(device) if cuda else None
@@ -60,22 +60,26 @@ class StackStore(Store):
                     self._done.record(stream)
 
     def put(self, number: int, weights: Weights) -> None:
-        """Write the weights into a slot; with a limit, into host memory until a call needs them."""
-        self.unit = weights_bytes(weights)
+        """Write the weights into a slot; with a limit, into host memory until a call needs them.
+
+        A task's changes of the base's matrices are merged here.
+        """
+        dense = merge(weights)
+        self.unit = weights_bytes(dense)
         if not self._slots and not self._host:  # the next base may have other shapes
             self.generation += 1
             self._stacks = [
                 {k: torch.empty(0, *t.shape, dtype=t.dtype, device=self.device) for k, t in part.items()}
-                for part in weights
+                for part in dense
             ]
         if self.limit is None:
             self.residency.admit((number,), None)
             self._reserve((number,))
-            for i in range(len(weights)):
-                self._write(i, number, weights)
+            for i in range(len(dense)):
+                self._write(i, number, dense)
         else:
             pin = self._side is not None
-            self._host[number] = tuple({k: t.pin_memory() if pin else t for k, t in p.items()} for p in weights)
+            self._host[number] = tuple({k: t.pin_memory() if pin else t for k, t in p.items()} for p in dense)
 
     def drop(self, number: int) -> None:
         """Free the slot; the next task takes it, or the stacks shrink when many are free."""
@@ -142,7 +146,7 @@ class StackStore(Store):
                 torch.cuda.current_stream().wait_event(event)
             yield stack
 
-    def _write(self, layer: int, number: int, weights: Weights) -> None:
+    def _write(self, layer: int, number: int, weights: Sequence[Mapping[str, Tensor]]) -> None:
         for key, stack in self._stacks[layer].items():
             stack[self._slots[number]].copy_(weights[layer][key], non_blocking=True)
 

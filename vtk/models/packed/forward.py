@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from timm.layers import GELU, Mlp
 from torch import Tensor, nn
 
-from vtk.models.packed.rows import Layer, Rows, Stack
+from vtk.models.packed.products import Layer, Stack
+from vtk.models.packed.rows import Rows
 from vtk.models.packed.segments import RowPositions, Segments
 from vtk.models.packed.structure import Branch, Heads, attention_modules, own_parameters, own_weights, read_block
 from vtk.models.transforms.context_broadcast import ContextBroadcast, find_context_broadcast

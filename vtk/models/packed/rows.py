@@ -1,24 +1,21 @@
 """Operations of a packed pass that depend on the image or task of each row."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vtk.models.packed.low_rank import whole
+from vtk.models.packed.products import Layer, Stack, linear, linear_by_runs, stacked
 from vtk.models.packed.segments import RowPositions, Segments
 from vtk.models.packed.structure import Heads, is_rms
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 from vtk_kernels.context_broadcast import context_broadcast
 from vtk_kernels.grouped_linear import grouped_linear, make_tile_map
 from vtk_kernels.packed_attention import packed_attention
-
-Stack = Tensor | Sequence[Tensor]
-"""A tensor of every task: stacked along a new first axis, or as a sequence."""
-Layer = Mapping[str, Stack]
-"""The weights of one attention module of every task, in the form of `own_weights`."""
 
 TILE = 128
 """Rows of a tile of the grouped product; an image has 197 or more rows."""
@@ -42,9 +39,9 @@ class Rows:
             weight, offsets = stacked(w), None if b is None else stacked(b)
             return grouped_linear(x, weight, offsets, self._tile_map(len(weight), x.device))
         end = self.runs[-1][2] if self.runs else 0
-        if len(self.runs) > 1 and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return linear_by_runs(x, w, b, self.runs)
-        parts = [F.linear(x[i:j], w[g], None if b is None else b[g]) for g, i, j in self.runs]
+        parts = [linear(x[i:j], w[g], None if b is None else whole(b[g])) for g, i, j in self.runs]
         if end < self.total or not parts:
             parts.append(x.new_zeros(self.total - end, w[0].shape[0]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -151,34 +148,3 @@ def _split(qkv: Tensor, heads: Heads) -> list[Tensor]:
         return list(qkv.unflatten(1, (3, -1, heads.dim)).unbind(1))
     parts = qkv.unflatten(1, (-1, heads.dim))
     return list(parts.split((heads.count, heads.kv, heads.kv), 1))
-
-
-def linear_by_runs(x: Tensor, w: Stack, b: Stack | None, runs: Sequence[tuple[int, int, int]]) -> Tensor:
-    """Multiply runs of rows of x (T, K) by their tasks' matrices, one after the other, without gradient.
-
-    Each product writes into the result; concatenation would read and write all rows again.
-
-    Args:
-        x: (T, K).
-        w: (F, K) of each task.
-        b: (F,) of each task, or None.
-        runs: (task, first row, row end), in ascending order of rows.
-
-    Returns:
-        (T, F), 0 in rows of no run.
-    """
-    y, row = x.new_empty(len(x), w[0].shape[0]), 0
-    for g, i, j in runs:
-        y[row:i].zero_()
-        if b is None:
-            torch.mm(x[i:j], w[g].t(), out=y[i:j])
-        else:
-            torch.addmm(b[g], x[i:j], w[g].t(), out=y[i:j])
-        row = j
-    y[row:].zero_()
-    return y
-
-
-def stacked(stack: Stack) -> Tensor:
-    """Return a stack as one tensor."""
-    return stack if isinstance(stack, Tensor) else torch.stack(list(stack))

@@ -4,7 +4,7 @@ Block, ParallelThingsBlock, EvaBlock, BEiT's Block and RelPosBlock differ in nam
 matrix for q, k and v or three, with biases in it or beside it. Here each has one form, in timm's names.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,10 @@ _BLOCKS = (vit.Block, eva.EvaBlock, beit.Block, relpos.RelPosBlock)
 _ATTENTIONS = (Attention, AttentionRope, eva.EvaAttention, beit.Attention, relpos.RelPosAttention)
 # modules with classes that act on single rows; Identity is in the second
 _ACTIVATIONS = ("torch.nn.modules.activation", "torch.nn.modules.linear", "timm.layers.activations")
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+"""Names of queries, keys and values, where each has a matrix of its own."""
+MATRICES = ("qkv.weight", "proj.weight", "gate.weight")
+"""Names of the matrices of `own_weights`."""
 _POSITIONS = ("relative_position_bias_table", "rel_pos.")
 _BIASES = ("q_bias", "v_bias")
 
@@ -89,6 +92,11 @@ class Heads:
     k_norm: Any
     inner: Any
     gated: bool
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Rows of queries, keys and values."""
+        return self.count * self.dim, self.kv * self.dim, self.kv * self.dim
 
     @classmethod
     def of(cls, attn: Any) -> "Heads":
@@ -156,19 +164,29 @@ def own_weights(attn: Any) -> dict[str, Tensor]:
         among them.
     """
     own: dict[str, Tensor] = dict(own_parameters(attn))
+    found = small_weights(own, Heads.of(attn))
+    found |= {key: t for key, t in own.items() if key in MATRICES}
+    if attn.qkv is None:
+        found["qkv.weight"] = torch.cat([own[f"{p}.weight"] for p in PROJECTIONS])
+    return found
+
+
+def small_weights(own: Mapping[str, Tensor], heads: Heads) -> dict[str, Tensor]:
+    """Return the entries of `own_weights` that are no matrices: biases, and the norms of an attention.
+
+    Args:
+        own: `own_parameters`; matrices among them are not read.
+        heads: of the attention.
+    """
     found = {
         key: t for key, t in own.items()
-        if not key.startswith((*_POSITIONS, *_BIASES, *(f"{p}." for p in _PROJECTIONS)))
+        if key not in MATRICES and not key.startswith((*_POSITIONS, *_BIASES, *(f"{p}." for p in PROJECTIONS)))
     }  # fmt: skip
-    if attn.qkv is None:
-        weights = [own[f"{p}.weight"] for p in _PROJECTIONS]
-        biases = [own.get(f"{p}.bias") for p in _PROJECTIONS]
-        found["qkv.weight"] = torch.cat(weights)
-        if any(b is not None for b in biases):
-            filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-            found["qkv.bias"] = torch.cat(filled)
-    elif "q_bias" in own:
-        found["qkv.bias"] = torch.cat((own["q_bias"], attn.k_bias, own["v_bias"]))
+    sides = [own.get(f"{p}.bias", own.get(f"{p[0]}_bias")) for p in PROJECTIONS]
+    like = next((t for t in sides if t is not None), None)
+    if like is not None:  # EVA's and BEiT's keys have none
+        filled = [like.new_zeros(n) if t is None else t for t, n in zip(sides, heads.widths, strict=True)]
+        found["qkv.bias"] = torch.cat(filled)
     return found
 
 
