@@ -87,11 +87,12 @@ def ranks_of(card: Card, where: str | Path) -> Ranks | None:
 
 
 def drop_of(card: Card) -> float | None:
-    """Return by how much compression lowered the pack's accuracy, as a fraction; None where nothing was measured."""
-    made = card.pack.get("compression")
-    drop = made.get("drop") if isinstance(made, Mapping) else None
-    known = isinstance(drop, (int, float)) and not isinstance(drop, bool) and -1 <= drop <= 1
-    return float(drop) if known else None  # type: ignore[arg-type]
+    """Return by how much compression lowered the judged accuracy, as a fraction; None where nothing was measured."""
+    found: Any = card.pack
+    for name in ("compression", "judged", "drop"):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    known = isinstance(found, (int, float)) and not isinstance(found, bool) and -1 <= found <= 1
+    return float(found) if known else None
 
 
 def read_layout(card: Card, where: str | Path) -> tuple[Pair | None, Pair | None]:

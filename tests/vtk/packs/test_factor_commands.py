@@ -31,7 +31,10 @@ def test_the_list_shows_ranks_and_the_drop(
     make_factors: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     even, mixed = make_factors("even", rank=4), make_factors("mixed", rank=(1, 4), dtype="int8")
-    update_card(even, dataclasses.replace(card := read_card(even), pack={**card.pack, "compression": {"drop": 0.0042}}))
+    update_card(
+        even,
+        dataclasses.replace(card := read_card(even), pack={**card.pack, "compression": {"judged": {"drop": 0.0042}}}),
+    )
     assert main(["tasks", "list", str(tmp_path), "--json"]) == 0
     listed = {Path(pack["path"]).name: pack for pack in json.loads(capsys.readouterr().out)["packs"]}
     assert (
@@ -66,6 +69,7 @@ def test_factors_travel_over_the_hub(
     assert read_pack(tmp_path / "whole").factors.keys() == read_pack(pack).factors.keys()
 
 
+@pytest.mark.slow
 def test_other_commands_run_the_merged_model(
     make_factors: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

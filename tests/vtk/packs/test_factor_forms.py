@@ -1,4 +1,4 @@
-"""Packs of factors in every form: read, merged, converted, bundled, compared, listed, pushed, evaluated, exported.
+"""Packs of factors in every form: read, merged, converted, bundled and compared; of every layout of a model.
 
 What they must give is computed here in fp64 from the files: the base's tensor plus scale · b · a.
 """
@@ -27,6 +27,7 @@ from vtk.packs.cards import CARD, TENSORS, read_card
 from vtk.packs.diff import diff_task
 from vtk.packs.factors import Factors
 from vtk.packs.pack import update_card
+from vtk.packs.synthetic import write_synthetic
 
 Make = Callable[..., Path]
 REPO = Path(__file__).resolve().parents[3]
@@ -250,6 +251,19 @@ def test_a_bundle_of_factors_has_what_they_start_from(make_factors: Make, base_f
     save_file(brought | {"pos_embed": brought["pos_embed"] + 1}, tmp_path / "b" / BUNDLED)
     with pytest.raises(BaseError, match="`pos_embed` differs from the recorded base"):
         load_task(tmp_path / "b")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_the_documents_lines_give_the_model_without_vtk(
+    make_pack: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    bundle_task(write_synthetic(tmp_path / "p", make_pack(img_size=224), rank=(2, 0), dtype=dtype), tmp_path / "b")
+    page = (REPO / "docs" / "reference" / "card-and-pack.md").read_text()
+    (code,) = (block.partition("```")[0] for block in page.split("```python\n")[1:] if ":a" in block)
+    monkeypatch.chdir(tmp_path / "b")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    check(names["state"], {name: value.double() for name, value in load_task(".").model.state_dict().items()})
 
 
 def test_a_comparison_sees_the_merged_weights(make_factors: Make, tmp_path: Path) -> None:
