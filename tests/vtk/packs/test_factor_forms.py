@@ -266,6 +266,7 @@ def test_the_documents_lines_give_the_model_without_vtk(
     check(names["state"], {name: value.double() for name, value in load_task(".").model.state_dict().items()})
 
 
+@pytest.mark.slow
 def test_a_comparison_sees_the_merged_weights(make_factors: Make, tmp_path: Path) -> None:
     pack = make_factors(rank=2)
     convert_task(pack, tmp_path / "int8", "int8")
