@@ -27,6 +27,8 @@ KEPT = {
     "tests/kernels/test_context_broadcast.py::test_operators_keep_torchs_contract": 1,
     "tests/kernels/test_context_broadcast.py::test_packed_kernel_is_the_formula": 2,
     "tests/kernels/test_grouped_linear.py::test_kernel_is_the_formula": 3,
+    "tests/kernels/test_grouped_low_rank.py::test_kernels_are_the_formula": 3,
+    "tests/kernels/test_grouped_low_rank.py::test_operator_keeps_torchs_contract": 1,
     "tests/kernels/test_linear.py::test_kernel_and_reference_are_the_formula": 2,
     "tests/kernels/test_linear_gelu.py::test_kernel_is_the_formula": 2,
     "tests/kernels/test_linear_gelu.py::test_many_tiles_are_all_written": 1,

@@ -66,8 +66,10 @@ def test_requests_and_images_are_counted_by_task_and_what_failed_apart(page: Pag
         return {name: x.reshape(len(x), -1)[:, :2] for name, x in batches.items()}
 
     odd = "b\n\udcff"
-    sent = [request(images(1, 2, 3), ["a", "a", "a"]), request(images(1), ["a"]), request(images(np.nan), ["a"]),
-            request(images(13), ["a"]), request(images(1), ["who"]), request(images(1, 2), ["a", "who"]), {}]  # fmt: skip
+    sent = [
+        request(images(1, 2, 3), ["a", "a", "a"]), request(images(1), ["a"]), request(images(np.nan), ["a"]),
+        request(images(13), ["a"]), request(images(1), ["who"]), request(images(1, 2), ["a", "who"]), {},
+    ]  # fmt: skip
     both = request(images(4, 5), ["a", "a"])
     both["task"]._value[1, 0] = odd.encode("utf-8", "surrogateescape")
     for _ in range(2):
