@@ -146,7 +146,7 @@ def clear_run(out: Path) -> None:
 
 
 def clear_plots(out: Path) -> None:
-    """Remove the plots and the compressed pack of an earlier part of a run: they would contradict what is trained now."""
+    """Remove the plots and the compressed pack of an earlier part of a run, which what is trained now contradicts."""
     clear_small(out)
     for name in find_own(out, {name: MARKS[name] for name in PLOTS}, _WRITER):
         (out / name).unlink(missing_ok=True)
