@@ -64,9 +64,7 @@ def table_tensors(table: Table) -> list[Tensor]:
     return [table] if isinstance(table, Tensor) else table.own()
 
 
-def low_rank_table(
-    base: Tensor, whole: Tensor, factors: Factors, embedding: Embedding, size: tuple[int, int]
-) -> Table:
+def low_rank_table(base: Tensor, whole: Tensor, factors: Factors, embedding: Embedding, size: tuple[int, int]) -> Table:
     """Return a task's table as a change of the base's, or whole where that takes less.
 
     Args:
