@@ -21,7 +21,7 @@ class ArenaRows:
     Attributes:
         a: (r, K).
         b: (r, F).
-        scale: (r,) fp32, as `grouped_low_rank` takes it, of int8 codes; None otherwise.
+        scale: (r,) fp32 (fp64 for fp64), as `grouped_low_rank` takes it, of int8 codes; None otherwise.
         x_scale: (K,), shared factors of the columns of int8 codes, NaN where this task says nothing; None otherwise.
         y_scale: (F,), of the rows, likewise.
     """
@@ -55,7 +55,7 @@ class ArenaRows:
         groups = list(_reading_alike(matrix.changes))
         (features, size), rank = matrix.shape, sum(group[0].rank for group in groups)
         a, b = torch.zeros(rank, size, dtype=torch.int8), torch.zeros(rank, features, dtype=torch.int8)
-        scale, first = torch.zeros(rank), 0
+        scale, first = torch.zeros(rank, dtype=torch.promote_types(matrix.base.dtype, torch.float32)), 0
         x_scale, y_scale = torch.full((size,), torch.nan), torch.full((features,), torch.nan)
         for group in groups:
             last = first + group[0].rank

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vtk.bank.arena_rows import ArenaRows
 from vtk.bank.intervals import Intervals
+from vtk.bank.slot_stacks import GENERATIONS
 from vtk_kernels.grouped_low_rank import UNIT
 
 _SPARE = 16
@@ -47,7 +48,7 @@ class Arena:
         self.y_scale = torch.ones(features, dtype=wide, device=device) if codes else None
         self._shared = [torch.full((n,), torch.nan) for n in (size, features)] if codes else []  # NaN: not known yet
         self.spans = torch.zeros(slots, 2, dtype=torch.int32, device=device)
-        self.rank, self.generation = 0, 0
+        self.rank, self.generation = 0, next(GENERATIONS)
         self._rows = Intervals()
 
     @property
@@ -62,52 +63,64 @@ class Arena:
         return each + (0 if self.scale is None else self.scale.element_size())
 
     @property
+    def vector_bytes(self) -> int:
+        """Bytes of the vectors that all tasks share."""
+        return sum(t.nbytes for t in (self.x_scale, self.y_scale) if t is not None)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the rows of all tasks."""
+        return self._rows.used * self.row_bytes
+
+    @property
     def nbytes(self) -> int:
         """Bytes on the device, of free rows too."""
-        vectors = (self.x_scale, self.y_scale, self.spans)
-        return self.capacity * self.row_bytes + sum(t.nbytes for t in vectors if t is not None)
+        return self.capacity * self.row_bytes + self.vector_bytes + self.spans.nbytes
 
-    def fits(self, rows: ArenaRows) -> bool:
-        """Return whether the factors are of this arena's type, and share its vectors."""
-        if rows.a.dtype != self.a.dtype:
-            return False
-        given = (rows.x_scale, rows.y_scale)
-        return all(
+    def accept(self, rows: ArenaRows) -> bool:
+        """Return whether factors are of this arena's type and share its vectors, and take over what they say of these."""
+        given = (rows.x_scale, rows.y_scale) if self._shared else ()
+        if rows.a.dtype != self.a.dtype or not all(
             new is None or bool((known.isnan() | new.isnan() | (known == new)).all())
-            for known, new in zip(self._shared, given, strict=False)
-        )
+            for known, new in zip(self._shared, given, strict=True)
+        ):
+            return False
+        for known, held, new in zip(self._shared, (self.x_scale, self.y_scale), given, strict=False):
+            if new is not None and held is not None and bool((known.isnan() & ~new.isnan()).any()):
+                known.copy_(torch.where(known.isnan(), new, known))
+                held.copy_(known.nan_to_num(1.0))
+        return True
 
-    def put(self, slot: int, rows: ArenaRows, room: int | None = None) -> None:
-        """Write a task's factors, which `fits`, for a slot without any.
+    def reserve(self, slot: int, rank: int, *, exact: bool = False) -> None:
+        """Find rows for the factors of a slot that has none; what they hold is of no use before `write`.
 
         Args:
             slot: of the task.
-            rows: on any device.
-            room: most rows of the arena; None for any number.
+            rank: of its factors.
+            exact: whether the arena grows by no more than it must.
         """
-        first = self._rows.take(slot, rows.rank)
+        first = self._rows.take(slot, rank)
         if first is None:
-            needed = self._rows.used + rows.rank
-            if needed > self.capacity:
-                larger = needed + needed // _SPARE
-                self.resize(larger if room is None else max(needed, min(larger, room)))
-            else:
-                self.resize(self.capacity)
-            first = self._rows.take(slot, rows.rank)
+            needed = self._rows.used + rank
+            self.resize(max(self.capacity, needed if exact or needed <= self.capacity else needed + needed // _SPARE))
+            first = self._rows.take(slot, rank)
             assert first is not None
-        last = first + rows.rank
-        self.a[first:last].copy_(rows.a, non_blocking=True)
-        self.b[first:last].copy_(rows.b, non_blocking=True)
-        if self.scale is not None and rows.scale is not None:
-            self.scale[first:last].copy_(rows.scale, non_blocking=True)
-        self._share(rows)
-        self.spans[slot].copy_(torch.tensor([first, rows.rank], dtype=torch.int32), non_blocking=True)
-        if rows.rank > self.rank:
-            self.rank = max(_LEAST, 1 << (rows.rank - 1).bit_length())
-            self.generation += 1
+        self.spans[slot].copy_(torch.tensor([first, rank], dtype=torch.int32), non_blocking=True)
+        if rank > self.rank:
+            self.rank = max(_LEAST, 1 << (rank - 1).bit_length())
+            self.generation = next(GENERATIONS)
+
+    def write(self, slot: int, rows: ArenaRows) -> None:
+        """Copy the factors of a slot into its rows."""
+        first, count = self._rows.spans[slot]
+        for held, new in ((self.a, rows.a), (self.b, rows.b), (self.scale, rows.scale)):
+            if held is not None and new is not None:
+                held[first : first + count].copy_(new, non_blocking=True)
 
     def drop(self, slot: int, *, shrink: bool = True) -> None:
         """Free a slot's rows; ``shrink`` gives memory back where more than half would be free."""
+        if slot not in self._rows.spans:
+            return
         self._rows.give(slot)
         self.spans[slot].zero_()
         if shrink and self._rows.used * 2 < self.capacity:
@@ -126,7 +139,7 @@ class Arena:
         spans[: len(old)] = self.spans[torch.tensor(old, dtype=torch.int64, device=self.spans.device)]
         self.spans = spans
         self._rows.spans = {where[s]: span for s, span in self._rows.spans.items() if s in where}  # type: ignore[index]
-        self.generation += 1
+        self.generation = next(GENERATIONS)
 
     def resize(self, rows: int) -> None:
         """Move all factors together; into new memory if there are to be more or fewer rows."""
@@ -144,9 +157,14 @@ class Arena:
                 if old.is_cuda:
                     old.record_stream(torch.cuda.current_stream())
                 setattr(self, name, new)
-                self.generation += name == "a"
+                self.generation = next(GENERATIONS)
         for slot, span in self._rows.spans.items():
             self.spans[slot].copy_(torch.tensor(span, dtype=torch.int32), non_blocking=True)  # type: ignore[index]
+
+    def tighten(self) -> None:
+        """Give all free rows back."""
+        if self._rows.used < self.capacity:
+            self.resize(self._rows.used)
 
     def values(self, slot: int) -> tuple[Tensor, Tensor]:
         """Return a (r, K) and b (r, F) of a slot as numbers, all scales in them; views of the arena if it has none."""
@@ -155,10 +173,3 @@ class Arena:
         if self.scale is None or self.x_scale is None or self.y_scale is None:
             return self.a[mine], self.b[mine]
         return self.a[mine] * self.x_scale, self.b[mine] * (self.scale[mine, None] / UNIT**2) * self.y_scale
-
-    def _share(self, rows: ArenaRows) -> None:
-        given = ((self.x_scale, rows.x_scale), (self.y_scale, rows.y_scale))
-        for known, (held, new) in zip(self._shared, given, strict=False):
-            if new is not None and held is not None and bool(known.isnan().any()):
-                known.copy_(torch.where(known.isnan(), new, known))
-                held.copy_(known.nan_to_num(1.0))

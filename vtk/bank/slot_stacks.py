@@ -1,9 +1,13 @@
 """Stacked tensors on a device, with a slot for each task: what a grouped product reads."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+GENERATIONS = itertools.count(1)
+"""Numbers of all states of memory that has an address; none comes twice."""
 
 _SPARE = 16
 """A full stack grows by 1/16: a bank saves memory, and copies are cheap."""
@@ -23,7 +27,7 @@ class SlotStacks:
         self.device = device
         self.stacks: list[dict[str, Tensor]] = []
         self.slots: dict[int, int] = {}
-        self.generation, self.unit = 0, 0
+        self.generation, self.unit = next(GENERATIONS), 0
 
     @property
     def capacity(self) -> int:
@@ -38,17 +42,12 @@ class SlotStacks:
     def shape(self, values: Sequence[Mapping[str, Tensor]]) -> None:
         """Make empty stacks for tensors like these, if there are none."""
         if not self.stacks:
-            self.generation += 1
+            self.generation = next(GENERATIONS)
             self.unit = sum(t.numel() * t.element_size() for part in values for t in part.values())
             self.stacks = [
                 {k: torch.empty(0, *t.shape, dtype=t.dtype, device=self.device) for k, t in part.items()}
                 for part in values
             ]
-
-    def clear(self) -> None:
-        """Forget all tasks and shapes."""
-        self.stacks, self.slots, self.unit = [], {}, 0
-        self.generation += 1
 
     def write(self, layer: int, number: int, values: Mapping[str, Tensor]) -> None:
         """Copy a task's tensors of one layer into its slot."""
@@ -59,31 +58,36 @@ class SlotStacks:
         """Return the slots that there would have to be to hold these, too."""
         return len(self.slots.keys() | set(numbers))
 
-    def reserve(self, numbers: Iterable[int], limit: int | None = None) -> None:
+    def reserve(self, numbers: Iterable[int], limit: int | None = None) -> list[int] | None:
         """Give each number a slot, in larger stacks if there are too few.
 
         Args:
             numbers: of tasks.
             limit: most slots; None for any number.
+
+        Returns:
+            The old slots of all tasks if they have moved; None if they have not.
         """
         wanted = [n for n in numbers if n not in self.slots]
-        needed = len(self.slots) + len(wanted)
+        needed, moved = len(self.slots) + len(wanted), None
         if needed > self.capacity:
             larger = needed + (self.capacity // _SPARE if needed > _SPARE * 2 else 0)
-            self.resize(larger if limit is None else max(needed, min(larger, limit)))
+            moved = self.resize(larger if limit is None else max(needed, min(larger, limit)))
         taken = set(self.slots.values())
-        free = (slot for slot in range(max(self.capacity, needed)) if slot not in taken)
+        free = (slot for slot in range(self.capacity) if slot not in taken)
         self.slots.update(zip(wanted, free, strict=False))
+        return moved
 
-    def drop(self, number: int) -> None:
-        """Free a slot; the next task takes it, or the stacks shrink when many are free."""
+    def drop(self, number: int, *, shrink: bool = True) -> list[int] | None:
+        """Free a slot for the next task; the stacks shrink when many are free. Returns what `reserve` does."""
         self.slots.pop(number, None)
-        if self.capacity - len(self.slots) > len(self.slots) // _SPARE:
-            self.resize(len(self.slots))
+        if shrink and self.capacity - len(self.slots) > len(self.slots) // _SPARE:
+            return self.resize(len(self.slots))
+        return None
 
     def resize(self, capacity: int) -> list[int]:
         """Copy the slots in use to stacks of another size, one tensor after the other; return their old slots."""
-        self.generation += 1
+        self.generation = next(GENERATIONS)
         order = sorted(self.slots, key=self.slots.__getitem__)
         old_slots = [self.slots[n] for n in order]
         used = torch.tensor(old_slots, dtype=torch.int64, device=self.device)

@@ -35,7 +35,7 @@ _CHECKED = 3
 """Images of a task that it is verified with."""
 _AGAIN = 3
 """Tasks that are verified again."""
-_PARTS = (CARD, TENSORS, HASHES)
+PARTS = (CARD, TENSORS, HASHES)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def write_packs(
     entries: dict[str, Any] = {}
     for name, path in paths.items():
         (version / PACKS / name).mkdir(parents=True)
-        for part in _PARTS:
+        for part in PARTS:
             if name in known:
                 link_file(known[name] / part, version / PACKS / name / part)
             else:
@@ -180,6 +180,7 @@ def _common_base(paths: Mapping[str, Path], cards: Mapping[str, Card]) -> str:
         if other != base:
             raise BaseError(f"`{name}` ({paths[name]}) is of base {other[:12]}, `{first}` of {base[:12]}; a bank has "
                             "one base: export them apart")  # fmt: skip
+    assert base is not None
     return base
 
 
@@ -200,7 +201,7 @@ def _known(earlier: Path, base: str, paths: Mapping[str, Path]) -> dict[str, Pat
 
 
 def _has_digest(pack: Path, digest: str) -> bool:
-    return all((pack / part).is_file() for part in _PARTS) and _digest(pack) == digest
+    return all((pack / part).is_file() for part in PARTS) and _digest(pack) == digest
 
 
 def _pack(path: Path) -> Path:
@@ -215,7 +216,7 @@ def _pack(path: Path) -> Path:
 
 def _digest(pack: Path) -> str:
     hasher = hashlib.sha256()
-    for part in _PARTS:
+    for part in PARTS:
         hasher.update(json.dumps([part, (pack / part).stat().st_size]).encode())
         with (pack / part).open("rb") as file:
             while chunk := file.read(1 << 24):

@@ -14,6 +14,12 @@ F, K = 6, 5
 BASE = torch.randn(F, K, dtype=torch.float64)
 
 
+def put(arena: Arena, slot: int, rows: ArenaRows, **kwargs: bool) -> None:
+    assert arena.accept(rows)
+    arena.reserve(slot, rows.rank, **kwargs)
+    arena.write(slot, rows)
+
+
 def rows_of(rank: int) -> ArenaRows:
     return ArenaRows(torch.randn(rank, K, dtype=torch.float64), torch.randn(rank, F, dtype=torch.float64))
 
@@ -28,7 +34,7 @@ def test_a_slot_holds_what_was_put_there_last(steps: list[tuple[int, int]]) -> N
             del held[slot]
         if rank >= 0:
             held[slot] = rows_of(rank)
-            arena.put(slot, held[slot])
+            put(arena, slot, held[slot])
         taken = [set(range(first, first + rank)) for first, rank in arena.spans.tolist()]
         assert sum(map(len, taken)) == len(set().union(*taken)) <= arena.capacity
         for at in range(6):
@@ -44,13 +50,14 @@ def test_a_slot_holds_what_was_put_there_last(steps: list[tuple[int, int]]) -> N
 def test_tasks_come_and_go_within_the_capacity_at_one_address() -> None:
     arena = Arena(BASE, 4, codes=False)
     for slot, rank in enumerate((8, 5, 8, 3)):
-        arena.put(slot, rows_of(rank))
+        put(arena, slot, rows_of(rank))
     before = arena.generation, arena.a.data_ptr(), arena.b.data_ptr(), arena.spans.data_ptr()
     for slot, rank in ((1, 5), (3, 2), (0, 7), (2, 9), (0, 3)):  # 9 rows are free at last, but not in one piece
         arena.drop(slot)
-        arena.put(slot, rows_of(rank))
+        put(arena, slot, rows_of(rank))
     assert before == (arena.generation, arena.a.data_ptr(), arena.b.data_ptr(), arena.spans.data_ptr())
-    arena.put(1, rows_of(40)) if arena.drop(1) is None else None
+    arena.drop(1)
+    put(arena, 1, rows_of(40))
     assert arena.generation > before[0] and arena.rank == 64
 
 
@@ -58,14 +65,14 @@ def test_slots_move() -> None:
     arena = Arena(BASE, 3, codes=False)
     held = [rows_of(rank) for rank in (2, 0, 3)]
     for slot, rows in enumerate(held):
-        arena.put(slot, rows)
+        put(arena, slot, rows)
     arena.drop(1)
     arena.reserve_slots(5, torch.tensor([0, 2]))
     assert arena.spans[:, 1].tolist() == [2, 3, 0, 0, 0]
     for slot, rows in ((0, held[0]), (1, held[2])):
         assert torch.equal(arena.values(slot)[0], rows.a)
     arena.drop(1)
-    arena.put(4, held[2])
+    put(arena, 4, held[2])
     assert torch.equal(arena.values(4)[1], held[2].b)
 
 
@@ -113,15 +120,15 @@ def test_codes_stay_codes_where_shared_vectors_agree() -> None:
     rows = ArenaRows.codes(matrix)
     assert rows is not None and rows.a.dtype == rows.b.dtype == torch.int8 and rows.rank == 5
     arena = Arena(BASE, 2, codes=True)
-    assert arena.fits(rows)
-    arena.put(1, rows)
+    put(arena, 1, rows)
     a, b = arena.values(1)
     torch.testing.assert_close(b.T @ a, whole, rtol=1e-6, atol=1e-9)
     floats = ArenaRows.of(matrix, torch.float64)
     torch.testing.assert_close(floats.b.T @ floats.a, whole, rtol=1e-6, atol=1e-9)
     other, _ = blocks(torch.int8)
-    assert not arena.fits(ArenaRows.codes(other)), "another γ"  # type: ignore[arg-type]
-    assert not arena.fits(floats)
+    codes = ArenaRows.codes(other)
+    assert codes is not None and not arena.accept(codes), "another γ"
+    assert not arena.accept(floats)
 
 
 def test_codes_whose_vectors_contradict_each_other_become_numbers() -> None:
@@ -132,12 +139,10 @@ def test_codes_whose_vectors_contradict_each_other_become_numbers() -> None:
     assert torch.equal(floats.b.T @ floats.a, torch.full((F, K), 3.0, dtype=torch.float64))
 
 
-def test_an_arena_grows_no_further_than_it_may() -> None:
+def test_an_arena_grows_by_no_more_than_it_must_where_memory_is_counted() -> None:
     arena = Arena(BASE, 3, codes=False)
-    arena.put(0, rows_of(32))
-    arena.put(1, rows_of(32), room=65)
-    assert arena.capacity == 65
-    arena.put(2, rows_of(1), room=65)
+    put(arena, 0, rows_of(32), exact=True)
+    put(arena, 1, rows_of(33), exact=True)
     assert arena.capacity == 65
     with pytest.raises(ValueError, match="65 rows are in use and `size` is 64"):
         arena.resize(64)
