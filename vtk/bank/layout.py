@@ -165,7 +165,9 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
     if bucket.thin:
         thin = [i for i, p in enumerate(parts) if p.thin is not None]
         slots = [int(parts[i].thin or 0) for i in thin]
-        of_rows, of_pooled = (_runs(slots, e[thin] - n[thin], e[thin]) for n, e in ((rows, ends), (images, pooled_ends)))
+        of_rows, of_pooled = (
+            _runs(slots, e[thin] - n[thin], e[thin]) for n, e in ((rows, ends), (images, pooled_ends))
+        )
         arrays["thin_rows"] = tile_map(of_rows, TILE, t // TILE + s)
         arrays["thin_pooled"] = tile_map(of_pooled, POOLED_TILE, s // POOLED_TILE + s)
 

@@ -45,7 +45,7 @@ class Module:
     def of(cls, name: str, attn: Any) -> "Module":
         """Read an attention module of timm."""
         own, heads = own_parameters(attn), Heads.of(attn)
-        matrices = {key: ((key, 0),) for key in MATRICES if key in own}
+        matrices: dict[str, tuple[tuple[str, int], ...]] = {key: ((key, 0),) for key in MATRICES if key in own}
         if attn.qkv is None:
             starts = (0, heads.widths[0], heads.widths[0] + heads.widths[1])
             names = (f"{p}.weight" for p in PROJECTIONS)

@@ -77,16 +77,21 @@ class Factors:
 
     def values(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Return a (r, K) and b (F, r) in a floating type, all scales in them."""
-        wide = torch.promote_types(dtype, torch.float32)
-        a, b = self.a.to(wide), self.b.to(wide)
-        if self.a_scale is not None and self.b_scale is not None:
-            a, b = a * self.a_scale.to(wide)[:, None], b * self.b_scale.to(wide)
+        a, b = self.matrices(torch.promote_types(dtype, torch.float32))
         return a.to(dtype), (b * self.scale if self.scale != 1 else b).to(dtype)
+
+    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return a (r, K) and b (F, r) in fp32 or fp64, the scales of int8 in them, but not `scale`."""
+        a, b = self.a.to(dtype), self.b.to(dtype)
+        if self.a_scale is not None and self.b_scale is not None:
+            a, b = a * self.a_scale.to(dtype)[:, None], b * self.b_scale.to(dtype)
+        return a, b
 
     def change(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the change (F, K), computed in fp32, or in fp64 for it; (0, 0) for a rank 0 read from a file."""
-        a, b = self.values(torch.promote_types(dtype, torch.float32))
-        return (b @ a).to(dtype)
+        a, b = self.matrices(torch.promote_types(dtype, torch.float32))
+        product = b @ a  # scaled after it, as PEFT does, so that its merge has the same bits
+        return (product * self.scale if self.scale != 1 else product).to(dtype)
 
     def to(self, dtype: FactorDtype) -> "Factors":
         """Return the same change in another type; int8 has one scale for each component of a and of b."""
@@ -94,7 +99,7 @@ class Factors:
             kind = DTYPES[dtype]
             if self.a_scale is None:
                 return Factors(self.a.to(kind), self.b.to(kind), self.scale)
-            a, b = Factors(self.a, self.b, 1.0, self.a_scale, self.b_scale).values()
+            a, b = self.matrices()
             return Factors(a.to(kind), b.to(kind), self.scale)
         if self.a_scale is not None:
             return self

@@ -16,6 +16,7 @@ from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.lora_adapter import finish_lora, save_lora
+from vtk.packs.lora_factors import run_factors
 from vtk.packs.pack import save_task, update_card
 from vtk.training.engine.callbacks import Kept
 from vtk.training.engine.processes import Ranks
@@ -93,12 +94,13 @@ class PackWriter(Writer):
         return lora.merged_into(self.task.model, self.task.lora, state)
 
     def _write(self, path: Path, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Card:
-        trained = self.task.trained
-        if self.task.lora is not None:
-            state, trained = self.task.lora.merge(state), frozenset(map(self.task.lora.plain_name, trained))
+        created, trained, layers, factors = self.task.created, self.task.trained, self.task.lora, {}
+        if layers is not None:
+            factors = run_factors(created, layers, state)
+            state, trained = layers.merge(state), frozenset(map(layers.plain_name, trained))
         dtype = self.prepared.config.pack_dtype
         card = self.card(numbers)
-        return save_task(path, state=state, created=self.task.created, card=card, trained=trained, dtype=dtype)
+        return save_task(path, state=state, created=created, card=card, trained=trained, dtype=dtype, factors=factors)
 
     def _measure(self, path: Path) -> dict[str, Any]:
         """Evaluate a pack from its file and correct its card: rounded weights have other metrics than the model."""
