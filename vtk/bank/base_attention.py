@@ -13,6 +13,7 @@ from vtk.bank.fold_changes import LayerFold, read_layers
 from vtk.bank.folded import Weights
 from vtk.bank.plain_changes import unfolded
 from vtk.models.packed.forward import attention_modules, own_weights
+from vtk.models.packed.low_rank import LowRankMatrix
 from vtk.models.packed.structure import MATRICES
 from vtk.packs.factors import PackTensors
 from vtk.packs.load import Task
@@ -28,16 +29,18 @@ class BaseAttention:
         whole: whether all of the base's attention was there; of a bundle that has only what its pack needs, biases may
             be absent.
         has: names of the tensors of the base that were there.
+        resident: whether calls read these very tensors; else a store has copies.
     """
 
     weights: tuple[Mapping[str, Tensor], ...]
     layers: tuple[LayerFold, ...] | None
     has: frozenset[str]
     whole: bool
+    resident: bool
 
     @classmethod
     def of(
-        cls, model: BaseModel, same: Task, folded: Weights | None, device: torch.device, dtype: torch.dtype
+        cls, model: BaseModel, same: Task, folded: Weights | None, dtype: torch.dtype, device: torch.device | None
     ) -> "BaseAttention":
         """Read the base's attention.
 
@@ -45,22 +48,30 @@ class BaseAttention:
             model: the base.
             same: the base as a task that changes nothing.
             folded: its folded weights; None for a bank that is not folded.
-            device: of the bank.
             dtype: of the bank.
+            device: where calls read these tensors; None where a store copies them from the CPU.
         """
         timm: Any = same.model
+        place = device or torch.device("cpu")
         modules = attention_modules(timm.blocks)
         needed = {model.keys(f"{m.name}.{key}") for m in model.modules for key in (*m.small, *_parts(m.matrices))}
-        whole = needed - {None} <= model.has
+        whole, resident = needed - {None} <= model.has, device is not None
         if folded is None:
-            plain = tuple({key: t.detach().to(device, dtype) for key, t in own_weights(a).items()} for _, a in modules)
-            return cls(plain, None, model.has, whole)
-        weights: Any = tuple({key: t.to(device) for key, t in part.items()} for part in folded)  # type: ignore[union-attr]
+            plain = tuple({key: t.detach().to(place, dtype) for key, t in own_weights(a).items()} for _, a in modules)
+            return cls(plain, None, model.has, whole, resident)
+        weights: Any = tuple({key: t.to(place) for key, t in part.items()} for part in folded)  # type: ignore[union-attr]
         layers = read_layers(timm, weights, dtype)
         layers = tuple(
-            dataclasses.replace(layer, base={key: t.to(device) for key, t in layer.base.items()}) for layer in layers
+            dataclasses.replace(layer, base={key: t.to(place) for key, t in layer.base.items()}) for layer in layers
         )
-        return cls(weights, layers, model.has, whole)
+        return cls(weights, layers, model.has, whole, resident)
+
+    def task(self) -> Weights:
+        """Return the base's weights as those of a task that changed none: its matrices are not its own."""
+        bases = {id(t) for t in self.tensors()}
+        return tuple(
+            {key: LowRankMatrix(t) if id(t) in bases else t for key, t in part.items()} for part in self.weights
+        )
 
     def supplies(self, model: BaseModel, pack: PackTensors) -> bool:
         """Return whether the matrices that a pack leaves or changes were there."""
@@ -88,7 +99,7 @@ class BaseAttention:
         return tuple(found)
 
     def tensors(self) -> list[Tensor]:
-        """Return the matrices that tasks refer to, and the vectors that changes in int8 share."""
+        """Return the matrices that tasks refer to."""
         bases: list[Tensor] = []
         if self.layers is None:
             bases = [t for part in self.weights for key, t in part.items() if key in MATRICES]

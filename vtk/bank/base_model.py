@@ -6,20 +6,22 @@ attention) takes a few megabytes, on the CPU in fp32.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vtk.bank.architectures import own_keys, without_blocks
+from vtk.bank.architectures import SEEN_BY_ATTENTION, own_keys, without_blocks
 from vtk.bank.plain_changes import Module
 from vtk.bank.positions import TaskPositions, read_positions
 from vtk.bank.shared_weights import replace_tensors
 from vtk.card import Card
 from vtk.errors import BaseError, DataError
+from vtk.fused.families import Reader
 from vtk.models.packed.forward import attention_modules
+from vtk.models.positions import RELATIVE
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.weights.base import Base, base_id, tensor_hash
 from vtk.packs.base_files import base_keys
@@ -43,6 +45,8 @@ class BaseModel:
         own: names that belong to a task.
         modules: attention modules, in the order of `attention_modules`.
         positions: rotary tables and biases.
+        reader: of the family, where the bank is folded.
+        table: (N, C), the base's embedding table on the bank's device, where it has one.
     """
 
     card: Card
@@ -56,6 +60,8 @@ class BaseModel:
     own: frozenset[str]
     modules: tuple[Module, ...]
     positions: TaskPositions
+    reader: Reader | None = None
+    table: Tensor | None = None
 
     @classmethod
     def of(cls, task: Task, dtype: torch.dtype) -> tuple["BaseModel", Task]:
@@ -76,13 +82,27 @@ class BaseModel:
         state = {k: torch.empty_like(t, device="meta") for k, t in model.state_dict().items()}
         positions = read_positions(model, task.card.input.size, dtype)
         same = dataclasses.replace(task, model=model, carried=frozenset(), factors={})
-        end = without_blocks(_shallow(model), norm=False)
+        end = without_blocks(_shallow(model))
         starts = {k: tensor_hash(found.tensors[k]) for k in position_names(model, found.tensors) - found.hashes.keys()}
         kept = dataclasses.replace(found, tensors={})
         return cls(
             task.card, kept, frozenset(found.tensors), base_keys(task.card, task.path), starts,
-            copy.deepcopy(end), state, frozenset(created.initial), own, modules, positions,
+            end, state, frozenset(created.initial), own, modules, positions,
         ), same  # fmt: skip
+
+    @property
+    def key(self) -> Hashable:
+        """What tells it from the base's models of other sizes."""
+        return self.card.input.size
+
+    def folded(self, reader: Reader, table: Tensor | None) -> "BaseModel":
+        """Return the same for a folded bank."""
+        return dataclasses.replace(self, reader=reader, table=table)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that it holds on the CPU."""
+        small = [t for module in self.modules for t in module.small.values()]
+        return [*self.end.parameters(), *self.end.buffers(), *small]
 
     def is_of(self, card: Card) -> bool:
         """Return whether a pack with this card has this model."""
@@ -94,6 +114,13 @@ class BaseModel:
     def supplies(self, pack: PackTensors) -> bool:
         """Return whether all that a pack needs of its base was there."""
         return self._needed(pack) | self._started(pack).keys() <= self.has
+
+    def moves_positions(self, pack: PackTensors) -> bool:
+        """Return whether a pack has rotary frequencies or biases of relative positions of its own."""
+        return any(
+            name.partition(".")[0] in SEEN_BY_ATTENTION or RELATIVE in name or ".rel_pos." in name
+            for name in (*pack.dense, *pack.factors)
+        )
 
     def _needed(self, pack: PackTensors) -> frozenset[str]:
         """Return the tensors of the base that a pack needs."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtk.bank.tables import Table
 from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.embed import Embedding
@@ -71,12 +72,13 @@ class Piece:
     """Embedding table and classifier of one task.
 
     Attributes:
-        table: (rows of an image, C), added to its tokens; None if the stem is no product of patches.
+        table: (rows of an image, C), added to its tokens, whole or a low-rank change of the base's; None if the stem is
+            no product of patches.
         w_head: (classes, C), with the last norm's affine part; None if the head is not linear in a pooled row.
         b_head: (classes), likewise.
     """
 
-    table: Tensor | None
+    table: Table | None
     w_head: Tensor | None
     b_head: Tensor | None
 

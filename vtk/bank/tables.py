@@ -1,6 +1,6 @@
 """Embedding tables of tasks whose position table is a low-rank change of the base's.
 
-The base's table of an image size is held once. A task keeps the two thin factors, and its rows before the patches whole.
+The base's table of an image size is held once. A task keeps two thin factors, and its rows before the patches whole.
 """
 
 from dataclasses import dataclass
