@@ -38,6 +38,24 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
     assert launches(more, {"0": 1, "1": 2, "2": 5}).total() == found[True].total() - 2  # no cat of logits either
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_factors_take_four_kernels_a_block_more_whatever_the_tasks(make_lab: Any, dtype: str) -> None:
+    lab = make_lab()
+    packs = [lab.factors(f"f{r}", ranks=ranks, seed=r, dtype=dtype) for r, ranks in enumerate(((2, 5, 1), (0, 3)))]
+    whole = [lab.pack("w0"), lab.pack("w1", seed=1)]
+
+    def count(chosen: list[Any]) -> Any:
+        bank = lab.bank({str(i): chosen[i % 2] for i in range(6)}, dtype=torch.bfloat16, kernels=True)
+        return launches(bank, {str(i): 1 for i in range(6)})
+
+    thin, plain = count(packs), count(whole)
+    assert thin["grouped_low_rank"] == 4 * 2, "of two blocks"
+    assert thin.total() - plain.total() == 4 * 2
+    assert thin["mm"] == plain["mm"] + 2 * 2 and thin["grouped_linear"] == 1, "one product for all rows"
+    mixed = count([packs[0], whole[0]])
+    assert mixed.total() == thin.total() and mixed["grouped_linear"] == plain["grouped_linear"]
+
+
 ENDS = {"patchify": 2, "_to_copy": 2, "cat": 1, "mm": 1, "index_select": 3, "context_broadcast": 1}
 BLOCKS = {"grouped_linear": 2 * 2 + 1, "rotary_attention": 2, "addmm": 2}
 COUNTS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
