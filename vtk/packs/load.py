@@ -21,7 +21,7 @@ from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.torch_file import NARROW
 from vtk.packs.base_files import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.packs.cards import CARD, find_pack, read_card
-from vtk.packs.factor_checks import WRONG, check_names, read_facts, read_layout
+from vtk.packs.factor_facts import WRONG, check_names, read_facts, read_layout
 from vtk.packs.factors import Factors, PackTensors, check_trained, merge_factors, read_files
 from vtk.packs.int8 import differences, expand
 from vtk.text import printable
