@@ -9,7 +9,7 @@ import torch
 
 import vtk.bank.forward as fused
 import vtk.bank.fused_calls as fused_calls
-from vtk.bank import TaskBank, launches
+from vtk.bank import TaskBank, grouped_weights, launches
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.folded import fold
 from vtk.bank.layout import Bucket
@@ -111,6 +111,35 @@ def test_the_kernels_themselves_with_padding(
     found = bank(images)
     for name, path in packs.items():
         wanted = lab.alone(path)(images[name].double())
+        assert (found[name].double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("form", ["separate", "epilogue"])
+@pytest.mark.parametrize("tasks", [("a", "b", "codes"), ("a", "whole"), ("codes",)], ids="-".join)
+def test_the_kernels_themselves_with_factors(
+    make_lab: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, tasks: tuple[str, ...], form: str
+) -> None:
+    if not tools.interpreting:
+        pytest.skip("kernels run on the card: test_gpu.py")
+    lab = make_lab(embed_dim=16, num_heads=1, depth=2, init_values=0.5)
+    packs = {
+        "a": lab.factors("a", ranks=(3, 0, 20), size=16, seed=1), "whole": lab.pack("whole", size=16, seed=3),
+        "b": lab.factors("b", ranks=(1, 2), size=(16, 8), seed=2), "codes": lab.factors("c", dtype="int8", size=16),
+    }  # fmt: skip
+    bank = lab.bank({n: packs[n] for n in tasks}, fused=True, kernels=True, dtype=torch.float32)
+    images = {n: x.float() for n, x in tools.random_batch(bank, {n: 1 + i for i, n in enumerate(tasks)}).items()}
+    started = []
+    for module in (fused, grouped_weights):
+        for name in ("grouped_linear", "grouped_low_rank", "low_rank_linear", "packed_attention", "add_norm"):
+            if hasattr(module, name):
+                kernel = partial(getattr(module, name), use_triton=True)
+                monkeypatch.setattr(module, name, lambda *a, k=kernel, n=name, **b: (started.append(n), k(*a, **b))[1])
+    monkeypatch.setattr(grouped_weights, "choose", lambda *_: form)
+    found = bank(images)
+    one = form == "epilogue" and len(tasks) == 1  # one type of factors, and no task of whole matrices
+    assert set(started) >= ({"low_rank_linear"} if one else {"grouped_low_rank"})
+    for name in tasks:
+        wanted = lab.alone(packs[name])(images[name].double())
         assert (found[name].double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
