@@ -26,7 +26,7 @@ _FAMILIES: tuple[tuple[type[nn.Module], tuple[str, ...]], ...] = (
 """Classes, the more special ones first, with what their forward pass calls beside `_FORWARDS`."""
 _KNOWN = "VisionTransformer (vit_*, deit_*, deit3_*), Eva, Beit, VisionTransformerRelPos and NaFlexVit"
 _TOKENS = ("cls_token", "reg_token", "mask_token", "dist_token")
-_SEEN_BY_ATTENTION = ("rope", "rel_pos_bias", "shared_rel_pos")
+SEEN_BY_ATTENTION = ("rope", "rel_pos_bias", "shared_rel_pos")
 """Parts outside the blocks that tell attention the positions of tokens."""
 ALONE = "serve it as a separate model"
 
@@ -58,7 +58,7 @@ def own_keys(model: Any) -> frozenset[str]:
     that are no patches.
     """
     attention = {f"{name}.{p}" for name, attn in attention_modules(model.blocks) for p in own_parameters(attn)}
-    parts = tuple(f"{part}." for part in ("attn_pool", *_SEEN_BY_ATTENTION))
+    parts = tuple(f"{part}." for part in ("attn_pool", *SEEN_BY_ATTENTION))
     found = {k for k in model.state_dict() if k.startswith(parts) or k.rpartition(".")[2] in _TOKENS}
     return frozenset(attention | found) | head_names(model) | position_names(model)
 
@@ -72,7 +72,7 @@ def without_blocks(model: Any, *, norm: bool = True) -> Any:
     """
     model.blocks = type(model.blocks)()
     model.grad_checkpointing = False
-    for name in _SEEN_BY_ATTENTION:
+    for name in SEEN_BY_ATTENTION:
         if getattr(model, name, None) is not None:
             setattr(model, name, None)
     if not norm:

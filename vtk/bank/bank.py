@@ -1,30 +1,33 @@
 """`TaskBank`: one base and many task packs, called with images of several tasks at once."""
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from vtk.bank.bank_graphs import BucketGraphs
+from vtk.bank.base_attention import BaseAttention
 from vtk.bank.calls import Place, run
-from vtk.bank.folded import Folding, fold, weights_bytes
+from vtk.bank.loader import Incoming, Loader, Made, Unfit
 from vtk.bank.memory_report import Memory, TaskInfo, count_bytes
-from vtk.bank.positions import read_positions
-from vtk.bank.shared_weights import build, check_structure
-from vtk.bank.snapshot import State, find
+from vtk.bank.positions import Positions
+from vtk.bank.shared_weights import Shared
+from vtk.bank.snapshot import State, find, new_version
 from vtk.bank.stacks import StackStore
 from vtk.bank.stores import HeldStore, Store
-from vtk.bank.task_entry import Entry, make_entry
+from vtk.bank.task_entry import Entry
+from vtk.bank.task_heads import Ends, HeldEnds, StackedEnds
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.stages import check_choices
 from vtk.fused.tuning_store import load_for
 from vtk.models.devices import check_dtype
 from vtk.models.weights.base import Base
 from vtk.packs.base_files import store_base
-from vtk.packs.load import Task, load_task
+from vtk.packs.load import Task
 
 
 class TaskBank:
@@ -37,8 +40,11 @@ class TaskBank:
         base: file with the base weights, or a `Base`; None to look up each pack's own; these must then be the same.
         device: ``cpu`` or ``cuda``.
         dtype: of weights, activations and logits; by default fp32 on a CPU and bf16 on CUDA.
-        max_gpu_bytes: most bytes of weights on the device. All tasks' attention weights are then kept in pinned host
-            memory, and those that a call needs replace the least recently used. On a CPU it is tracked, not enforced.
+        max_bytes: most bytes of weights on the device, base included. All tasks' attention weights are then kept in
+            pinned host memory, and those that a call needs replace the least recently used. Room that remains holds
+            merged copies of the most used tasks with factors. On a CPU nothing is paged: there it limits merged copies,
+            and `memory` tells what would be on a device. None: everything, and no merged copies.
+        max_gpu_bytes: older name of ``max_bytes``.
         kernels: run the operations of `vtk_kernels`; by default on CUDA in fp16 and bf16. On a CPU their references
             run, for tests.
         fused: fold norms, softmax scale, LayerScale and parallel branches into the matrices (`vtk.fused`), of the
@@ -48,7 +54,7 @@ class TaskBank:
             default if the bank is fused, in fp16 and bf16 on CUDA.
 
     Raises:
-        UsageError: an unsupported ``dtype``, a ``max_gpu_bytes`` below 1, graphs where they are not available, or a
+        UsageError: an unsupported ``dtype``, a ``max_bytes`` below 1, graphs where they are not available, or a
             VTK_CHOICES that names no choice table.
         UnavailableError: the device does not exist.
     """
@@ -59,6 +65,7 @@ class TaskBank:
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
+        max_bytes: int | None = None,
         max_gpu_bytes: int | None = None,
         kernels: bool | None = None,
         fused: bool | None = None,
@@ -71,9 +78,12 @@ class TaskBank:
             raise UnavailableError(f"`device` is {device} and there is no CUDA device; use cpu")
         cuda = self.device.type == "cuda"
         self.dtype = check_dtype(dtype or (torch.bfloat16 if cuda else torch.float32))
-        if max_gpu_bytes is not None and max_gpu_bytes < 1:
-            raise UsageError(f"`max_gpu_bytes` is {max_gpu_bytes}; give a number of bytes, or leave it out")
-        self.max_gpu_bytes = max_gpu_bytes
+        if max_bytes is not None and max_gpu_bytes is not None:
+            raise UsageError("`max_bytes` and `max_gpu_bytes` are one option under two names; give only `max_bytes`")
+        self._option = "max_gpu_bytes" if max_gpu_bytes is not None else "max_bytes"
+        self.max_bytes = max_bytes if max_gpu_bytes is None else max_gpu_bytes
+        if self.max_bytes is not None and self.max_bytes < 1:
+            raise UsageError(f"`{self._option}` is {self.max_bytes}; give a number of bytes, or leave it out")
         half = cuda and self.dtype.itemsize == 2
         self.kernels = half if kernels is None else kernels
         if graphs and not (half and self.kernels and fused is not False):
@@ -88,14 +98,21 @@ class TaskBank:
         self._graphs = BucketGraphs() if half and self.kernels and self._folds and graphs is not False else None
         self._unasked = graphs is None and self._graphs is not None
         self._base = store_base(base) if isinstance(base, Base) else None if base is None else Path(base)
-        self._store: Store = StackStore(self.device) if cuda or self.kernels else HeldStore()
-        self._state = State()
+        stacked = cuda or self.kernels
+        self._store: Store = StackStore(self.device, self._option) if stacked else HeldStore(self._option)
+        self._state = State(positions=Positions(stacked=stacked))
+        self._loader = Loader(self._base, self.device, self.dtype, self._folds, self._must_fold, not stacked)
         self._changing = threading.Lock()
 
     @property
     def graphs(self) -> BucketGraphs | None:
         """CUDA graphs of its calls; None if calls launch kernel by kernel."""
         return self._graphs
+
+    @property
+    def max_gpu_bytes(self) -> int | None:
+        """Older name of ``max_bytes``."""
+        return self.max_bytes
 
     @property
     def tasks(self) -> dict[str, TaskInfo]:
@@ -121,10 +138,7 @@ class TaskBank:
         if not isinstance(name, str) or not name:
             raise UsageError(f"a task's name is {name!r}; give a non-empty string")
         self._refuse_taken(name)
-        task, folding = self._load(pack)  # takes seconds: others may call and change the bank meanwhile
-        with self._changing:
-            self._refuse_taken(name)
-            self._commit(name, task, folding)
+        self._enter(name, pack, lambda: self._refuse_taken(name))
 
     def remove(self, name: str) -> None:
         """Remove a task and free its memory; running calls finish first.
@@ -135,11 +149,12 @@ class TaskBank:
         with self._changing, self._store.turn():
             state, old = self._state, find(self._state, name)
             entries = {n: e for n, e in state.entries.items() if n != name}
-            ends, positions = (
-                state.ends_of(entries, self.device),
-                state.positions.change(entries, self.device, self.dtype),
+            positions = state.positions.change(entries, self.device, self.dtype)
+            ends = None if state.ends is None else state.ends.remove(name)
+            later = dataclasses.replace(
+                state, entries=entries, ends=ends if entries else None, positions=positions, version=new_version()
             )
-            self._publish(State(state.shared, entries, ends=ends, positions=positions), old)
+            self._publish(later, old)
 
     def reload(self, name: str) -> None:
         """Read a task's pack again from its folder; a call sees either the old or the new weights.
@@ -147,10 +162,8 @@ class TaskBank:
         Raises:
             UsageError: the bank has no such task. What `add` raises is raised, too; the old weights then stay.
         """
-        task, folding = self._load(find(self._state, name).path)
-        with self._changing:
-            find(self._state, name)  # it may have been removed meanwhile
-            self._commit(name, task, folding)
+        path = find(self._state, name).path
+        self._enter(name, path, lambda: find(self._state, name))  # it may have been removed meanwhile
 
     def __call__(self, images: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute the logits of images of several tasks in one pass.
@@ -190,46 +203,70 @@ class TaskBank:
             found[name] = torch.empty(0, len(state.entries[name].card.classes), dtype=self.dtype, device=self.device)
         return {name: found[name] for name in images}
 
-    def _load(self, pack: str | Path | Task) -> tuple[Task, Folding | None]:
-        task = pack if isinstance(pack, Task) else load_task(pack, base=self._base)
-        check_structure(task)
-        if not self._folds:
-            return task, None
-        try:
-            return task, fold(task.model, task.card.input.size, self.dtype, whole=not self._state.entries)
-        except UsageError:
-            if self.fused or (self._graphs is not None and not self._unasked):
-                raise
-            return task, None
+    def _enter(self, name: str, pack: str | Path | Task, check: Callable[[], object]) -> None:
+        """Load a pack and make it a task; ``check`` is called before, when no other thread changes the bank."""
+        merge = False
+        while True:
+            incoming = self._loader.load(pack, self._state, merge=merge)  # meanwhile others may change the bank
+            with self._changing:
+                check()
+                try:
+                    return self._commit(name, incoming)
+                except Unfit as reason:
+                    merge = merge or reason.merge
 
-    def _commit(self, name: str, task: Task, folding: Folding | None) -> None:
+    def _commit(self, name: str, incoming: Incoming) -> None:
         """Add a task, or refuse it without any change. The caller holds the lock for changes."""
         state = self._state
         others = {n: e for n, e in state.entries.items() if n != name}
-        shared = state.shared
-        if shared is not None and others:
-            shared.check(task)
-        elif shared is None or not shared.fits(task):
-            if folding is not None and folding.shared is None:  # the other tasks have gone meanwhile
-                folding = fold(task.model, task.card.input.size, self.dtype)
-            shared = build(task, self.device, self.dtype, None if folding is None else folding.shared)
-        if folding is not None and shared.folded is not None:
-            folding.check(shared.folded, task.path)
-        folding = folding if shared.folded is not None else None
-        seen = read_positions(task.model, task.card.input.size, self.dtype)
-        entry, weights = make_entry(name, task, shared, self.device, self.dtype, folding)
-        entries = {**state.entries, name: entry}
+        base = self._loader.shared_of(incoming, state, empty=not others)
+        kept = base.shared is state.shared
+        made = self._loader.make(name, incoming, base)
+        entries = {**state.entries, name: made.entry}
         with self._store.turn():
-            positions = state.positions.change(others, self.device, self.dtype, name, seen)
-            ends = state.ends_of(others, self.device, name, folding)
-            later = State(shared, entries, ends=ends, positions=positions)
-            limit = later.room(self.max_gpu_bytes, weights_bytes(weights))
-            if shared is not state.shared and name in state.entries:
+            positions = state.positions if kept else Positions(stacked=state.positions.stacked)
+            positions = positions.change(others, self.device, self.dtype, name, made.positions)
+            with self._changed_ends(name, state.ends if kept else None, made) as ends:
+                later = State(base.shared, entries, {}, ends, positions, base.models, base.attention)
+                room = later.room(self.max_bytes, self._store.cost(made.weights), self._option)
+            if not kept and name in state.entries:
                 self._store.drop(state.entries[name].number)  # the only one, of other shapes
-            self._store.set_limit(limit)
-            if not any(e.number == entry.number for e in state.entries.values()):
-                self._store.put(entry.number, weights)
+            self._store.set_room(room)
+            if base.attention is not None and base.attention is not state.attention:
+                self._share_attention(base.shared, base.attention)
+            if not any(e.number == made.entry.number for e in state.entries.values()):
+                self._store.put(made.entry.number, made.weights)
             self._publish(later, state.entries.get(name))
+
+    @contextlib.contextmanager
+    def _changed_ends(self, name: str, ends: Ends | None, made: Made) -> Iterator[Ends | None]:
+        """Give the ends with a task's in place of its older ones; where an error follows, take them back."""
+        if made.piece is None:
+            yield None
+            return
+        ends = self._new_ends() if ends is None else ends
+        old = ends.piece(name)
+        try:
+            ends = (ends if old is None else ends.remove(name)).add(name, made.piece)
+            yield ends
+        except BaseException:
+            if isinstance(ends, StackedEnds):  # it is changed in place
+                ends.remove(name)
+                if old is not None:
+                    ends.add(name, old)
+            raise
+
+    def _new_ends(self) -> Ends:
+        return HeldEnds(self.device) if isinstance(self._store, HeldStore) else StackedEnds(self.device)
+
+    def _must_fold(self) -> bool:
+        return bool(self.fused) or (self._graphs is not None and not self._unasked)
+
+    def _share_attention(self, shared: Shared, attention: BaseAttention) -> None:
+        """Let tasks that trained no attention refer to the base's matrices, too."""
+        if isinstance(self._store, HeldStore) and attention.whole and shared.number in self._store.held:
+            self._store.drop(shared.number)
+            self._store.put(shared.number, attention.task())
 
     def _publish(self, state: State, old: Entry | None) -> None:
         """Make a state the current one, and free what only the old one used. Inside a turn."""
@@ -238,17 +275,18 @@ class TaskBank:
             store.drop(old.number)
         if self._graphs is not None:
             self._graphs.clear()
-        gone = [*before.positions.tensors(), *([] if before.ends is None else before.ends.tensors())]
-        if old is not None and old.end is not None:
-            gone += old.end.state_dict().values()
-        if before.shared is not None and state.shared is not before.shared:
-            gone += before.shared.held()
-        for tensor in (t for t in gone if t.is_cuda):
-            tensor.record_stream(torch.cuda.current_stream())  # it has waited for all calls; the memory's own has not
+        if self.device.type == "cuda":
+            gone = before.positions.tensors()
+            if old is not None and old.end is not None:
+                gone += old.end.state_dict().values()
+            if before.shared is not None and state.shared is not before.shared:
+                gone += before.shared.held()
+            for tensor in (t for t in gone if t.is_cuda):
+                tensor.record_stream(torch.cuda.current_stream())  # it has waited for all calls; the memory's own not
         held = store.held if isinstance(store, HeldStore) else {}
         self._state = dataclasses.replace(state, held=held)
         if state.entries:
-            store.set_limit(self._state.room(self.max_gpu_bytes, store.unit))
+            store.set_room(self._state.room(self.max_bytes, 0, self._option))
 
     def _refuse_taken(self, name: str) -> None:
         if name in self._state.entries:

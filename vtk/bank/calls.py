@@ -10,7 +10,7 @@ from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.fused_calls import FusedCall
 from vtk.bank.snapshot import State
 from vtk.bank.stacks import StackStore
-from vtk.bank.stores import HeldStore, Store
+from vtk.bank.stores import HeldStore, Store, is_thin
 from vtk.models.packed.forward import Layer, Segments, packed_forward
 
 
@@ -45,15 +45,15 @@ def run(
         graphs: of the bank.
     """
     numbers = list(dict.fromkeys(state.entries[name].number for name in images))
-    layers: Iterable[Layer]
+    if isinstance(store, HeldStore):
+        return _run_held(state, store, images, numbers, place)
+    assert isinstance(store, StackStore)
     generation: tuple[int, int] | None = None
-    if isinstance(store, StackStore):
-        ready = all(n in store.residency for n in numbers)
-        found, layers = store.layers(numbers)
-        if ready:
-            layers, generation = list(layers), (store.generation, state.version)
-    else:
-        found, layers = list(range(len(numbers))), _held_layers(state, store, numbers)
+    layers: Iterable[Layer]
+    ready = all(n in store.residency for n in numbers)
+    found, layers = store.layers(numbers)
+    if ready:
+        layers, generation = list(layers), (store.generation, state.version)
     slots = dict(zip(numbers, found, strict=True))
     return call(state, images, slots, layers, place, None if generation is None else graphs, generation)
 
@@ -112,10 +112,17 @@ def _plain(
     }
 
 
-def _held_layers(state: State, store: Store, numbers: Sequence[int]) -> list[Layer]:
-    """Return the weights of these tasks, by layer."""
-    assert isinstance(store, HeldStore)
+def _run_held(
+    state: State, store: HeldStore, images: Mapping[str, Tensor], numbers: Sequence[int], place: Place
+) -> dict[str, Tensor]:
+    """Compute logits by each task's own tensors; tasks that share the base's matrices stand next to each other."""
     with store.turn():
         store.use(numbers)
-    found = [state.held[n] for n in numbers]
-    return [{key: [weights[i][key] for weights in found] for key in part} for i, part in enumerate(found[0])]
+        merged = store.merged
+    weights = {n: merged.get(n, state.held[n]) for n in numbers}
+    numbers = sorted(numbers, key=lambda n: is_thin(weights[n]))
+    found = [weights[n] for n in numbers]
+    layers: list[Layer] = [{key: [w[i][key] for w in found] for key in part} for i, part in enumerate(found[0])]
+    logits = call(state, images, {n: i for i, n in enumerate(numbers)}, layers, place)
+    store.merge_hot(numbers)
+    return logits

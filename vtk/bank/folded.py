@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vtk.bank.tables import Table
 from vtk.errors import UsageError
 from vtk.fused.attention_stage import AttentionStage, QkNorm
 from vtk.fused.embed import Embedding
-from vtk.fused.families import reader_of
+from vtk.fused.families import Reader, reader_of
 from vtk.fused.head import Head
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec
@@ -71,12 +72,13 @@ class Piece:
     """Embedding table and classifier of one task.
 
     Attributes:
-        table: (rows of an image, C), added to its tokens; None if the stem is no product of patches.
+        table: (rows of an image, C), added to its tokens, whole or a low-rank change of the base's; None if the stem is
+            no product of patches.
         w_head: (classes, C), with the last norm's affine part; None if the head is not linear in a pooled row.
         b_head: (classes), likewise.
     """
 
-    table: Tensor | None
+    table: Table | None
     w_head: Tensor | None
     b_head: Tensor | None
 
@@ -174,21 +176,54 @@ def fold(model: Any, size: tuple[int, int], dtype: torch.dtype, *, whole: bool =
             stages: list[Stage] = []
             for i in range(len(model.blocks)):
                 stages += reader.stages(model, i, like, ffn=whole)
-            embedding, head = reader.embedding(model, like), reader.head(model, like)
+            ends = fold_ends(model, reader, size, dtype)
         _check_biases(stages)
     except UsageError as error:
         raise UsageError(f"{str(error).split('; use the back-end')[0]}; create the bank with fused=False") from error
     weights = tuple(_take_matrices(stage, dtype) for stage in stages if isinstance(stage, AttentionStage))
-    table, pooling, w_head, b_head = None, None, None, None
-    if embedding.by_patches:
-        with torch.no_grad():  # a NaFlexVit does not keep the size that it was made for
+    shared = Folded(stages, ends.embedding, ends.pooling) if whole else None
+    return Folding(shared, weights, ends.piece)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedEnds:
+    """Embedding and head of a model, folded.
+
+    Attributes:
+        embedding: of the model.
+        pooling: None if the head is not linear in a pooled row.
+        piece: the task's table and classifier.
+    """
+
+    embedding: Embedding
+    pooling: Pooling | None
+    piece: Piece
+
+
+def fold_ends(model: Any, reader: Reader, size: tuple[int, int], dtype: torch.dtype) -> FoldedEnds:
+    """Fold embedding and head of a model, whose blocks are not read.
+
+    Args:
+        model: of timm.
+        reader: of the model, with blocks.
+        size: of its images, height first.
+        dtype: of the bank.
+
+    Raises:
+        UsageError: a part that `vtk.fused` does not know.
+    """
+    like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32))
+    with torch.no_grad():
+        embedding, head = reader.embedding(model, like), reader.head(model, like)
+        table = None
+        if embedding.by_patches:  # a NaFlexVit does not keep the size that it was made for
             found = embedding.table_for(like.new_empty(1, 1, *size))
-        table = None if found is None else found[0].to(dtype)
-    if _is_product(model, head) and head.w_head is not None and head.b_head is not None:
-        pooling = Pooling(head.pool, 0 if head.include_prefix else head.prefix, head.norm, head.fc_norm)
-        w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
-    shared = Folded(stages, embedding, pooling) if whole else None
-    return Folding(shared, weights, Piece(table, w_head, b_head))
+            table = None if found is None else found[0].to(dtype)
+    if not _is_product(model, head) or head.w_head is None or head.b_head is None:
+        return FoldedEnds(embedding, None, Piece(table, None, None))
+    pooling = Pooling(head.pool, 0 if head.include_prefix else head.prefix, head.norm, head.fc_norm)
+    w_head, b_head = head.w_head.detach().to(dtype), head.b_head.detach().to(dtype)
+    return FoldedEnds(embedding, pooling, Piece(table, w_head, b_head))
 
 
 def _check_biases(stages: Sequence[Stage]) -> None:

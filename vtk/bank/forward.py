@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vtk.bank.folded import Folded
 from vtk.bank.layout import Layout
-from vtk.bank.task_heads import Ends
+from vtk.bank.task_heads import CallEnds
 from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.mlp_stage import MlpStage
 from vtk.fused.norms import NormSpec, normalize, normalize_parts
@@ -33,7 +33,7 @@ from vtk_kernels.packed_attention import packed_attention
 
 def fused_forward(
     folded: Folded,
-    ends: Ends,
+    ends: CallEnds,
     layers: Iterable[Layer],
     layout: Layout,
     at: Mapping[str, Tensor],
@@ -45,7 +45,7 @@ def fused_forward(
 
     Args:
         folded: shared part of the bank.
-        ends: tables and classifiers of the tasks.
+        ends: tables and classifiers of the call.
         layers: attention weights of all tasks, block by block.
         layout: of the rows.
         at: vectors of ``layout`` on the device.
@@ -82,7 +82,7 @@ def fused_forward(
 
 
 def _embedded(
-    folded: Folded, ends: Ends, rows: Tensor, at: Mapping[str, Tensor], norm: NormSpec, plan: Plan
+    folded: Folded, ends: CallEnds, rows: Tensor, at: Mapping[str, Tensor], norm: NormSpec, plan: Plan
 ) -> tuple[Tensor, Tensor]:
     """Return the tokens that the first block reads, and their normalised form."""
     stem = folded.stem

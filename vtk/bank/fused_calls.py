@@ -10,9 +10,9 @@ from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.folded import Folded
 from vtk.bank.forward import fused_forward
 from vtk.bank.layout import Bucket, Layout, Part, lay_out
-from vtk.bank.positions import Positions
+from vtk.bank.positions import CallPositions, Positions
 from vtk.bank.task_entry import Entry
-from vtk.bank.task_heads import Ends
+from vtk.bank.task_heads import CallEnds, Ends
 from vtk.fused.ring import PinnedRing
 from vtk.fused.stages import Plan
 from vtk.models.packed.products import Layer
@@ -27,20 +27,20 @@ class FusedCall:
     Attributes:
         folded: shared part of the bank.
         norm: the model's last norm, if tasks compute their own logits.
-        ends: of the bank's tasks.
+        ends: as the call reads them.
         entries: of the call's tasks that have images, by slot.
         parts: of the same tasks.
         kernels: whether operations of `vtk_kernels` run.
-        positions: of the bank's tasks.
+        positions: as the call reads them.
     """
 
     folded: Folded
     norm: Callable[[Tensor], Tensor] | None
-    ends: Ends
+    ends: CallEnds
     entries: Sequence[Entry]
     parts: tuple[Part, ...]
     kernels: bool
-    positions: Positions
+    positions: CallPositions
 
     @classmethod
     def of(
@@ -67,14 +67,16 @@ class FusedCall:
             positions: of the bank's tasks.
         """
         order = sorted(entries.values(), key=lambda e: slots[e.number])
+        names = [e.name for e in order]
+        found, seen = ends.of_call(names), positions.of_call(names)
         sizes = {size: i for i, size in enumerate(sorted({e.card.input.size for e in order}))}
         parts = tuple(
             Part(
                 slots[e.number], counts[e.name], e.tokens, sizes[e.card.input.size],
-                ends.table_at.get(e.name, 0), ends.head_at.get(e.name), positions.first_row(e.name),
+                found.table_at.get(e.name, 0), found.head_at.get(e.name), seen.first_row.get(e.name),
             ) for e in order
         )  # fmt: skip
-        return cls(folded, norm, ends, order, parts, kernels, positions)
+        return cls(folded, norm, found, order, parts, kernels, seen)
 
     def run(
         self,
@@ -143,13 +145,12 @@ class FusedCall:
             return self._logits_of_tokens(out)
         columns = [0]
         for stack in self.ends.heads:
-            columns.append(columns[-1] + stack.b.shape[1])
+            columns.append(columns[-1] + stack.width)
         found = {}
         for entry, part, first in zip(self.entries, self.parts, layout.first, strict=True):
-            head = self.ends.pieces[entry.name].w_head
-            assert part.head is not None and head is not None
+            assert part.head is not None
             column = columns[part.head[0]]
-            found[entry.name] = out[first : first + part.images, column : column + len(head)]
+            found[entry.name] = out[first : first + part.images, column : column + self.ends.classes[entry.name]]
         return found
 
     def _logits_of_tokens(self, x: Tensor) -> dict[str, Tensor]:

@@ -3,7 +3,8 @@
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vtk.bank.bank import TaskBank
 from vtk.bank.calls import Place, call
-from vtk.bank.folded import Piece
 from vtk.bank.fused_calls import FusedCall
 from vtk.bank.layout import Bucket
 from vtk.bank.snapshot import find
 from vtk.bank.stacks import StackStore
-from vtk.bank.task_heads import Ends, Heads
+from vtk.bank.task_heads import CallEnds, Heads, HeldEnds
 from vtk.errors import UsageError
 from vtk.fused.kernel_count import Counting
 from vtk.models.packed.products import stacked
@@ -49,9 +49,10 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
         layers = [{key: _fake(stacked(t)) for key, t in part.items()} for part in stacks]
         folded = None if state.shared.folded is None else _fake_module(state.shared.folded)
         shared = dataclasses.replace(state.shared, model=_fake_module(state.shared.model), folded=folded)
-        ends = None if state.ends is None else _fake_ends(state.ends)
+        ends = None if state.ends is None else _FakeEnds(cuda, call=_fake_ends(state.ends.of_call(list(entries))))
         rope, biases = state.positions.rope, {key: _fake(t) for key, t in state.positions.biases.items()}
-        positions = dataclasses.replace(state.positions, rope=None if rope is None else _fake(rope), biases=biases)
+        positions = dataclasses.replace(state.positions, biases=biases)
+        vars(positions)["rope"] = None if rope is None else _fake(rope)
         for name, entry in entries.items():
             entries[name] = copy.copy(entry)
             object.__setattr__(entries[name], "end", None if entry.end is None else _fake_module(entry.end))
@@ -76,11 +77,18 @@ def _fake_module(module: nn.Module) -> Any:
     return copy.deepcopy(module, {id(t): _fake(t) for t in tensors})
 
 
-def _fake_ends(ends: Ends) -> Ends:
-    pieces = {
-        n: Piece(*(None if t is None else _fake(t) for t in (p.table, p.w_head, p.b_head)))
-        for n, p in ends.pieces.items()
-    }
-    heads = tuple(Heads(_fake(h.w), _fake(h.b)) for h in ends.heads)
-    table = None if ends.table is None else _fake(ends.table)
-    return dataclasses.replace(ends, table=table, heads=heads, pieces=pieces)
+@dataclass(frozen=True)
+class _FakeEnds(HeldEnds):
+    """What one call reads, as fakes."""
+
+    call: CallEnds | None = None
+
+    def of_call(self, names: Sequence[str]) -> CallEnds:
+        """Return it."""
+        assert self.call is not None
+        return self.call
+
+
+def _fake_ends(ends: CallEnds) -> CallEnds:
+    heads = tuple(Heads(_fake(stacked(h.w)), _fake(stacked(h.b))) for h in ends.heads)
+    return dataclasses.replace(ends, table=None if ends.table is None else _fake(ends.table), heads=heads)

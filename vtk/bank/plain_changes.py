@@ -21,7 +21,7 @@ class RowChange:
 
 
 Plain = Mapping[str, Tensor | tuple[RowChange, ...] | None]
-"""By the names of `own_weights`: a task's own tensor; or the changes of the base's matrix, none where it has the base's;
+"""By the names of `own_weights`: a task's own tensor; or the changes of the base's matrix, none where it is the base's;
 or None for a matrix of which some rows are the task's own and others are not."""
 
 
@@ -45,7 +45,7 @@ class Module:
     def of(cls, name: str, attn: Any) -> "Module":
         """Read an attention module of timm."""
         own, heads = own_parameters(attn), Heads.of(attn)
-        matrices = {key: ((key, 0),) for key in MATRICES if key in own}
+        matrices: dict[str, tuple[tuple[str, int], ...]] = {key: ((key, 0),) for key in MATRICES if key in own}
         if attn.qkv is None:
             starts = (0, heads.widths[0], heads.widths[0] + heads.widths[1])
             names = (f"{p}.weight" for p in PROJECTIONS)
@@ -87,10 +87,11 @@ def to_change(
         inputs: factors of the columns, multiplied into ``a``, beside codes kept apart.
         outputs: factors of the rows, into ``b``, likewise.
     """
+    wide = torch.promote_types(dtype, torch.float32)
     if factors.a_scale is not None and factors.b_scale is not None:
-        scale = factors.a_scale.float() * factors.b_scale.float() * factors.scale
+        scale = factors.a_scale.to(wide) * factors.b_scale.to(wide) * factors.scale
         return Change(factors.a, factors.b, scale, inputs, outputs, row, column)
-    a, b = factors.values(torch.promote_types(dtype, torch.float32))
+    a, b = factors.values(wide)
     return Change(*Change(a, b, None, inputs, outputs).values(dtype), row=row, column=column)
 
 

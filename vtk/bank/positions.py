@@ -5,7 +5,10 @@ A rotary table follows from the grid of patches, so tasks of one size share it, 
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,22 +40,46 @@ class Positions:
     """Positions of all tasks; immutable, replaced as a whole when tasks are added or removed.
 
     Attributes:
-        rope: (L, 1 or H, rows of all tables, D); None for no rotary embedding.
-        rows: first row and number of rows of each table, by its hash.
+        stacked: whether calls read one tensor of all tables, as CUDA graphs do; else one of the call's tables is made.
+        tables: (L, 1 or H, rows of an image, D), by hash.
         rope_of: hash of each task's table.
         biases: by hash.
         bias_of: hash of each task's bias.
     """
 
-    rope: Tensor | None = None
-    rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    stacked: bool = False
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
     rope_of: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, Tensor] = field(default_factory=dict)
     bias_of: Mapping[str, str] = field(default_factory=dict)
 
+    @functools.cached_property
+    def rope(self) -> Tensor | None:
+        """(L, 1 or H, rows of all tables, D); None for no rotary embedding."""
+        return _joined(list(self.tables.values()))
+
+    @functools.cached_property
+    def rows(self) -> dict[str, int]:
+        """First row of each table in ``rope``, by hash."""
+        return _first_rows(self.tables)
+
+    @functools.cached_property
+    def uses(self) -> Counter[str]:
+        """How many tasks have each table and bias."""
+        return Counter([*self.rope_of.values(), *self.bias_of.values()])
+
     def first_row(self, name: str) -> int | None:
-        """Return the first row of a task's table; None where there is none."""
-        return self.rows[self.rope_of[name]][0] if name in self.rope_of else None
+        """Return the first row of a task's table in ``rope``; None where there is none."""
+        return self.rows[self.rope_of[name]] if name in self.rope_of else None
+
+    def of_call(self, names: Iterable[str]) -> "CallPositions":
+        """Return the rotary tables that a call of these tasks reads."""
+        keys = {name: self.rope_of[name] for name in names if name in self.rope_of}
+        if self.stacked:
+            return CallPositions(self.rope, {name: self.rows[key] for name, key in keys.items()})
+        tables = {key: self.tables[key] for key in keys.values()}
+        rows = _first_rows(tables)
+        return CallPositions(_joined(list(tables.values())), {name: rows[key] for name, key in keys.items()})
 
     def change(
         self, names: Mapping[str, object], device: torch.device, dtype: torch.dtype, name: str | None = None,
@@ -69,20 +96,18 @@ class Positions:
         """
         rope_of = {n: key for n, key in self.rope_of.items() if n in names}
         bias_of = {n: key for n, key in self.bias_of.items() if n in names}
-        tables = {key: self._table(key) for key in rope_of.values()}
-        biases = {key: self.biases[key] for key in bias_of.values()}
+        tables = {key: self.tables[key] for key in dict.fromkeys(rope_of.values())}
+        biases = {key: self.biases[key] for key in dict.fromkeys(bias_of.values())}
         if name is not None and new is not None and new.rope is not None:
             rope_of[name] = tensor_hash(new.rope)
             tables.setdefault(rope_of[name], new.rope.to(device))
         if name is not None and new is not None and new.bias is not None:
             bias_of[name] = tensor_hash(new.bias)
             biases.setdefault(bias_of[name], new.bias.to(device, dtype))
-        rows, end = {}, 0
-        for key, table in tables.items():
-            rows[key] = (end, table.shape[2])
-            end += table.shape[2]
-        rope = torch.cat(list(tables.values()), 2) if tables else None
-        return Positions(rope, rows, rope_of, biases, bias_of)
+        found = Positions(self.stacked, tables, rope_of, biases, bias_of)
+        if self.stacked and list(tables) == list(self.tables):
+            vars(found)["rope"] = self.rope  # the same rows; graphs that read them stay valid
+        return found
 
     def of_rows(self, parts: Sequence[tuple[str, int, int]], device: torch.device) -> RowPositions:
         """Return the positions of a call's rows.
@@ -91,38 +116,46 @@ class Positions:
             parts: task, images and tokens of an image, in the order of rows.
             device: of the bank.
         """
-        rope_row = None
-        if self.rope is not None:
-            runs = [(self.first_row(name) or 0, images, tokens) for name, images, tokens in parts]
+        call, rope_row = self.of_call([name for name, _, _ in parts]), None
+        if call.rope is not None:
+            runs = [(call.first_row.get(name, 0), images, tokens) for name, images, tokens in parts]
             row = torch.cat([torch.arange(i, i + tokens, dtype=torch.int32).repeat(n) for i, n, tokens in runs])
             rope_row = row.to(device, non_blocking=True)
         bias = [(n, tokens, self.biases[self.bias_of[name]]) for name, n, tokens in parts if name in self.bias_of]
-        return RowPositions(self.rope, rope_row, bias)
+        return RowPositions(call.rope, rope_row, bias)
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
-        return [*([] if self.rope is None else [self.rope]), *self.biases.values()]
+        if self.stacked:
+            return [*([] if self.rope is None else [self.rope]), *self.biases.values()]
+        return [*self.tables.values(), *self.biases.values()]
 
     def own_bytes(self, name: str) -> int:
         """Return the bytes of tables and biases that no other task has."""
-        found = 0
-        for keys, size in ((self.rope_of, self._rope_bytes), (self.bias_of, self._bias_bytes)):
-            key = keys.get(name)
-            if key is not None and list(keys.values()).count(key) == 1:
-                found += size(key)
-        return found
+        keys = ((self.rope_of.get(name), self.tables), (self.bias_of.get(name), self.biases))
+        return sum(found[key].nbytes for key, found in keys if key is not None and self.uses[key] == 1)
 
-    def _table(self, key: str) -> Tensor:
-        assert self.rope is not None
-        first, count = self.rows[key]
-        return self.rope[:, :, first : first + count]
 
-    def _rope_bytes(self, key: str) -> int:
-        table = self._table(key)
-        return table.numel() * table.element_size()
+@dataclass(frozen=True)
+class CallPositions:
+    """Rotary tables of one call.
 
-    def _bias_bytes(self, key: str) -> int:
-        return self.biases[key].nbytes
+    Attributes:
+        rope: (L, 1 or H, rows, D), as of `RowPositions`; None for no rotary embedding.
+        first_row: of each task that has such a table.
+    """
+
+    rope: Tensor | None
+    first_row: Mapping[str, int]
+
+
+def _joined(tables: Sequence[Tensor]) -> Tensor | None:
+    return None if not tables else tables[0] if len(tables) == 1 else torch.cat(list(tables), 2)
+
+
+def _first_rows(tables: Mapping[str, Tensor]) -> dict[str, int]:
+    ends = itertools.accumulate((table.shape[2] for table in tables.values()), initial=0)
+    return dict(zip(tables, ends, strict=False))
 
 
 def read_positions(model: Any, size: tuple[int, int], dtype: torch.dtype) -> TaskPositions:

@@ -1,7 +1,8 @@
 """Tracks which tasks' weights are on the device, and evicts the least recently used."""
 
+import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from vtk.errors import UsageError
@@ -16,10 +17,17 @@ class Change:
 
 
 class Residency:
-    """Numbers of the attention weights on the device, in the order of their last use."""
+    """Numbers of the attention weights on the device, in the order of their last use.
 
-    def __init__(self) -> None:
-        self._used: OrderedDict[int, None] = OrderedDict()
+    Attributes:
+        size: of all of them; each counts 1, or what it was admitted with.
+        option: name of the option in messages that sets the limit.
+    """
+
+    def __init__(self, option: str = "max_gpu_bytes") -> None:
+        self._used: OrderedDict[int, int] = OrderedDict()
+        self.size = 0
+        self.option = option
 
     def __contains__(self, number: int) -> bool:
         return number in self._used
@@ -27,40 +35,50 @@ class Residency:
     def __len__(self) -> int:
         return len(self._used)
 
-    def admit(self, numbers: Collection[int], limit: int | None) -> Change:
+    def admit(self, numbers: Collection[int], limit: int | None, sizes: Mapping[int, int] | None = None) -> Change:
         """Make room for a call, and record it as the latest use.
 
         Args:
             numbers: distinct, all needed at once.
-            limit: how many fit; None for any number.
+            limit: of the sum of sizes; None for any.
+            sizes: of these numbers; 1 by default.
 
         Raises:
             UsageError: more are needed than fit; nothing is changed.
         """
-        if limit is not None and len(numbers) > limit:
+        own = {n: 1 if sizes is None else sizes[n] for n in numbers}
+        if limit is not None and sum(own.values()) > limit:
+            fit = sum(total <= limit for total in itertools.accumulate(sorted(own.values())))
             raise UsageError(
-                f"this call needs the weights of {len(numbers)} tasks at once and `max_gpu_bytes` leaves room for "
-                f"{limit}; split the call, or raise `max_gpu_bytes`"
+                f"this call needs the weights of {len(numbers)} tasks at once and `{self.option}` leaves room for "
+                f"{fit}; split the call, or raise `{self.option}`"
             )
         enter = tuple(n for n in numbers if n not in self._used)
-        needed = set(numbers)
-        spare = [n for n in self._used if n not in needed]
-        excess = 0 if limit is None else max(0, len(self._used) + len(enter) - limit)
-        leave = tuple(spare[:excess])
+        excess = 0 if limit is None else self.size + sum(own[n] for n in enter) - limit
+        leave = []
+        if excess > 0:
+            for number in [n for n in self._used if n not in own]:
+                if excess <= 0:
+                    break
+                excess -= self._used[number]
+                leave.append(number)
         for number in leave:
-            del self._used[number]
+            self.forget(number)
         for number in numbers:
-            self._used[number] = None
-            self._used.move_to_end(number)
-        return Change(leave, enter)
+            self.size += own[number] - self._used.pop(number, 0)
+            self._used[number] = own[number]
+        return Change(tuple(leave), enter)
 
     def shrink(self, limit: int) -> Sequence[int]:
-        """Evict the least recently used until ``limit`` are left; return the evicted."""
-        leave = list(self._used)[: max(0, len(self._used) - limit)]
-        for number in leave:
-            del self._used[number]
+        """Evict the least recently used until the sum of sizes is at most ``limit``; return the evicted."""
+        leave = []
+        for number in list(self._used):
+            if self.size <= limit:
+                break
+            leave.append(number)
+            self.forget(number)
         return leave
 
     def forget(self, number: int) -> None:
         """Forget weights that are no longer in the bank."""
-        self._used.pop(number, None)
+        self.size -= self._used.pop(number, 0)

@@ -2,8 +2,9 @@
 
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from vtk.errors import BaseError, DataError, UsageError
 from vtk.models.packed.forward import attention_modules
 from vtk.models.weights.base import tensor_hash
 from vtk.packs.base_files import base_keys
+from vtk.packs.factors import PackTensors
 from vtk.packs.load import Task
 
 NUMBERS = itertools.count(1)
@@ -84,7 +86,22 @@ class Shared:
                     f"{task.path} is of base {ref.id[:12]}, this bank of {self.base.id[:12]} (`{key}` differs); "
                     f"{_ALONE}"
                 )
-            raise _differs(task, key, "this bank's tasks")
+            raise _differs(task.path, key, "this bank's tasks")
+
+    def check_factors(self, pack: PackTensors, own: Collection[str]) -> None:
+        """Refuse a pack of factors, of the bank's own model and base, that changed a shared tensor.
+
+        Args:
+            pack: to check.
+            own: names that belong to a task.
+
+        Raises:
+            UsageError: names the first one.
+        """
+        for key in sorted({*pack.dense, *pack.factors} - set(own)):
+            change = pack.factors.get(key)
+            if change.rank if change is not None else tensor_hash(pack.dense[key]) != self.hashes.get(key):
+                raise _differs(pack.path, key, "this bank's tasks")
 
 
 def build(task: Task, device: torch.device, dtype: torch.dtype, folded: Folded | None = None) -> Shared:
@@ -138,7 +155,7 @@ def check_structure(task: Task) -> None:
         # a stem resampled to another patch has no counterpart of its shape; tasks are then compared with each other
         same_shape = source in base.tensors and base.tensors[source].shape == state[key].shape
         if same_shape and tensor_hash(state[key]) != base.hashes.get(source):
-            raise _differs(task, key, "the base")
+            raise _differs(task.path, key, "the base")
 
 
 def shared_hashes(task: Task) -> dict[str, str]:
@@ -174,9 +191,9 @@ def _base(task: Task) -> BaseRef:
     return task.card.base
 
 
-def _differs(task: Task, key: str, other: str) -> UsageError:
+def _differs(path: Path, key: str, other: str) -> UsageError:
     return UsageError(
-        f"{task.path} changed `{key}`, which all tasks of a bank share: it differs from that of {other}; {_ALONE}, or "
+        f"{path} changed `{key}`, which all tasks of a bank share: it differs from that of {other}; {_ALONE}, or "
         "train with --attn-only or --train head"
     )
 

@@ -1,12 +1,12 @@
 """Immutable state of a bank for one call; it is replaced as a whole when tasks are added or removed."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
-from vtk.bank.folded import Folding, Piece, Weights, n_bytes
+from vtk.bank.base_attention import BaseAttention
+from vtk.bank.base_model import BaseModel
+from vtk.bank.folded import Weights, n_bytes
 from vtk.bank.positions import Positions
 from vtk.bank.shared_weights import Shared
 from vtk.bank.task_entry import Entry
@@ -14,6 +14,11 @@ from vtk.bank.task_heads import Ends
 from vtk.errors import UsageError
 
 _VERSIONS = itertools.count(1)
+
+
+def new_version() -> int:
+    """Return a version that no state has yet."""
+    return next(_VERSIONS)
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,10 @@ class State:
         shared: their common part; None before the first task.
         entries: by name.
         held: attention weights by number, of a `HeldStore`.
-        ends: concatenated tables and classifiers, of a folded bank.
+        ends: tables and classifiers, of a folded bank.
         positions: rotary tables and biases.
+        models: the base as a model, by size, where packs of factors were added.
+        attention: the base's own attention weights, there too.
         version: unique to each state.
     """
 
@@ -34,47 +41,53 @@ class State:
     held: Mapping[int, Weights] = field(default_factory=dict)
     ends: Ends | None = None
     positions: Positions = field(default_factory=Positions)
-    version: int = field(default_factory=_VERSIONS.__next__)
+    models: Mapping[Hashable, BaseModel] = field(default_factory=dict)
+    attention: BaseAttention | None = None
+    version: int = field(default_factory=new_version)
 
     def fixed_bytes(self) -> int:
         """Return the bytes that are always on the device: the shared part, and the tasks' tables and classifiers."""
-        held = [] if self.shared is None else self.shared.held()
-        ends = [] if self.ends is None else self.ends.tensors()
-        return n_bytes([*held, *ends, *self.positions.tensors()]) + sum(e.end_bytes for e in self.entries.values())
+        held = [] if self.shared is None else list(self.shared.held())
+        if self.attention is not None and self.attention.resident:
+            held += self.attention.tensors()
+        tables = [m.table for m in self.models.values() if m.table is not None]
+        ends = 0 if self.ends is None else self.ends.nbytes
+        own = sum(e.end_bytes for e in self.entries.values())
+        return n_bytes([*held, *tables, *self.positions.tensors()]) + ends + own
+
+    def host_bytes(self) -> int:
+        """Return the bytes that adding packs of factors needs on the CPU beside the bank's own."""
+        ends = [t for m in self.models.values() for t in m.tensors()]
+        found = n_bytes(list({id(t): t for t in ends}.values()))
+        if self.attention is not None and not self.attention.resident:
+            found += n_bytes(self.attention.tensors())
+        return found
 
     def own_bytes(self, name: str) -> int:
         """Return the bytes of what only this task has, without attention's weights."""
         ends = 0 if self.ends is None else self.ends.own_bytes(name)
         return self.entries[name].end_bytes + ends + self.positions.own_bytes(name)
 
-    def room(self, max_bytes: int | None, unit: int) -> int | None:
-        """Return how many tasks' attention weights of ``unit`` bytes fit on the device; None for any number.
+    def room(self, max_bytes: int | None, unit: int, option: str = "max_gpu_bytes") -> int | None:
+        """Return the bytes that attention weights may take on the device; None for any number.
+
+        Args:
+            max_bytes: of the bank.
+            unit: bytes of one task's, which must fit.
+            option: that sets ``max_bytes``.
 
         Raises:
-            UsageError: not even one fits.
+            UsageError: they do not.
         """
         if max_bytes is None:
             return None
         fixed = self.fixed_bytes()
         if fixed + unit > max_bytes:
             raise UsageError(
-                f"`max_gpu_bytes` is {max_bytes}: the shared weights and the tasks' tables and heads take "
+                f"`{option}` is {max_bytes}: the shared weights and the tasks' tables and heads take "
                 f"{fixed}, the attention weights of one task {unit}; raise it, or hold fewer tasks"
             )
-        return (max_bytes - fixed) // unit
-
-    def ends_of(
-        self, names: Mapping[str, object], device: torch.device, name: str | None = None, folding: Folding | None = None
-    ) -> Ends | None:
-        """Return the ends of these tasks and of a new one; None if the bank is not folded."""
-        pieces: dict[str, Piece] = {}
-        hashes: dict[str, str] = {}
-        if self.ends is not None:
-            pieces = {n: self.ends.pieces[n] for n in names}
-            hashes = {n: key for n, key in self.ends.table_of.items() if n in names}
-        if name is not None and folding is not None:
-            pieces[name] = folding.piece
-        return Ends.of(pieces, device, hashes) if pieces else None
+        return max_bytes - fixed
 
 
 def find(state: State, name: str) -> Entry:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vtk.bank.folded import Weights, merge, weights_bytes
-from vtk.bank.stores import Store
+from vtk.bank.folded import Weights, merge, n_bytes, weights_bytes
+from vtk.bank.stores import Store, merged_size
 from vtk.models.packed.forward import Layer
+from vtk.models.packed.low_rank import LowRankMatrix
 
 _SPARE = 16
 """A full stack grows by 1/16: a bank saves memory, and copies are cheap."""
@@ -27,12 +28,14 @@ class StackStore(Store):
 
     Attributes:
         generation: changes whenever stacks get other addresses.
+        limit: most tasks on the device; None for all.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, device: torch.device, option: str = "max_gpu_bytes") -> None:
+        super().__init__(option)
         self.device = device
         self.generation = 0
+        self.limit: int | None = None
         self._stacks: list[dict[str, Tensor]] = []
         self._slots: dict[int, int] = {}
         self._host: dict[int, Sequence[Mapping[str, Tensor]]] = {}
@@ -89,9 +92,19 @@ class StackStore(Store):
         if self.capacity - len(self._slots) > len(self._slots) // _SPARE:
             self._resize(len(self._slots))
 
-    def set_limit(self, limit: int | None) -> None:
+    def cost(self, weights: Weights) -> int:
+        """Return the bytes of a slot."""
+        dense = (t for part in weights for t in part.values() if not isinstance(t, LowRankMatrix))
+        return n_bytes(list(dense)) + merged_size(weights)
+
+    def bytes_of(self, number: int) -> int:
+        """Return the bytes of a slot."""
+        return self.unit
+
+    def set_room(self, room: int | None) -> None:
         """Change how many slots there may be."""
-        super().set_limit(limit)
+        self.room = room
+        limit = self.limit = None if room is None else room // max(self.unit, 1)
         if limit is not None and limit < self.capacity:
             for number in self.residency.shrink(limit):
                 del self._slots[number]

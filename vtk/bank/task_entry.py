@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from vtk.bank.architectures import without_blocks
-from vtk.bank.folded import Folding, Weights, n_bytes
+from vtk.bank.base_model import BaseModel
+from vtk.bank.folded import Folding, Piece, Weights, fold_ends, n_bytes
 from vtk.bank.shared_weights import NUMBERS, Shared, replace_tensors
+from vtk.bank.tables import low_rank_table
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.models.packed.forward import attention_modules, own_parameters, own_weights
+from vtk.packs.factors import PackTensors
 from vtk.packs.load import Task
 
 
@@ -93,13 +96,49 @@ def make_entry(
     number = next(NUMBERS) if trained else shared.number
     if folding is not None and folding.piece.table is not None and folding.piece.w_head is not None:
         return Entry(name, task.card, task.path, number, None, 0, len(folding.piece.table)), parts
+    return _with_end(name, task.card, task.path, number, model, shared, device, dtype), parts
+
+
+def make_factor_entry(
+    name: str, pack: PackTensors, model: BaseModel, shared: Shared, device: torch.device, dtype: torch.dtype
+) -> tuple[Entry, Piece | None]:
+    """Return the entry of a pack of factors; its attention weights are `BaseAttention.weights_of`.
+
+    Args:
+        name: of the task.
+        pack: that the model has checked.
+        model: the base's of this size.
+        shared: of the bank.
+        device: of the bank.
+        dtype: of the bank.
+
+    Returns:
+        The entry, and table and classifier of a folded bank.
+    """
+    end, piece = model.task_end(pack, dtype), None
+    if shared.folded is not None and model.reader is not None:
+        ends = fold_ends(end, model.reader, pack.card.input.size, dtype)
+        piece, factors = ends.piece, pack.factors.get("pos_embed")
+        if isinstance(piece.table, Tensor) and model.table is not None and factors is not None:
+            table = low_rank_table(model.table, piece.table, factors, ends.embedding, pack.card.input.size)
+            piece = dataclasses.replace(piece, table=table)
+        if piece.table is not None and piece.w_head is not None:
+            return Entry(name, pack.card, pack.path, next(NUMBERS), None, 0, len(piece.table)), piece
+    return _with_end(name, pack.card, pack.path, next(NUMBERS), end, shared, device, dtype), piece
+
+
+def _with_end(
+    name: str, card: Card, path: Path, number: int, model: Any, shared: Shared, device: torch.device,
+    dtype: torch.dtype,
+) -> Entry:  # fmt: skip
+    """Return the entry of a task that embeds its own images or computes its own logits; its model is consumed."""
     without_blocks(model, norm=False)
     common = shared.tensors()
     named = [*model.named_parameters(), *model.named_buffers()]
     own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
     replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
     model.eval()
-    entry = Entry(name, task.card, task.path, number, model, n_bytes(list(own.values())), 0)
+    entry = Entry(name, card, path, number, model, n_bytes(list(own.values())), 0)
     with torch.no_grad():
-        blank = torch.zeros(1, task.card.input.in_chans, *task.card.input.size, device=device, dtype=dtype)
-        return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1]), parts
+        blank = torch.zeros(1, card.input.in_chans, *card.input.size, device=device, dtype=dtype)
+        return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1])

@@ -1,18 +1,22 @@
-"""Concatenates the tasks' position tables and classifiers, so that a few products serve every mix of tasks.
+"""Position tables and classifiers of the tasks of a folded bank, and those of one call as its products read them.
 
-A loop over tasks would launch several kernels for each; with many tasks of one image each that takes longer than the
-blocks. Classifiers of similar sizes are padded to one width and stacked. Equal tables are held once: without learned
-positions (DINOv3) tasks of one image size have the same.
+`HeldEnds` keeps each task's own tensors, for loops over tasks; `StackedEnds` concatenates them, so that a few kernels
+serve every mix of tasks. Equal tables are held once: without learned positions (DINOv3) tasks of one image size have
+the same.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vtk.bank.folded import Piece
+from vtk.bank.folded import Piece, n_bytes
+from vtk.bank.row_arena import RowArena
+from vtk.bank.tables import LowRankTable, Table, table_tensors, whole_table
+from vtk.models.packed.products import Stack
 from vtk.models.weights.base import tensor_hash
 
 _WIDE = 1024
@@ -22,88 +26,275 @@ _NARROW = 16
 
 @dataclass(frozen=True)
 class Heads:
-    """Classifiers padded to one width.
+    """Classifiers of one width: w (E, width, C) and b (E, width)."""
 
-    Attributes:
-        w: (E, width, C).
-        b: (E, width).
-    """
+    w: Stack
+    b: Stack
 
-    w: Tensor
-    b: Tensor
+    @property
+    def width(self) -> int:
+        """Columns of their logits."""
+        return int(self.b[0].shape[0])
 
 
 @dataclass(frozen=True)
-class Ends:
-    """Position tables and classifiers of all tasks; immutable, replaced as a whole when tasks are added or removed.
+class CallEnds:
+    """Tables and classifiers as one call reads them.
 
     Attributes:
         table: (rows of all tables, C); None if tasks embed their own images.
         table_at: first row of each task.
-        table_of: hash of each task's table.
         heads: by width, ascending.
         head_at: of each task, the index in ``heads`` and the place in that stack.
-        pieces: of each task; views of the above.
+        classes: of each task.
     """
 
     table: Tensor | None
     table_at: Mapping[str, int]
-    table_of: Mapping[str, str]
     heads: tuple[Heads, ...]
     head_at: Mapping[str, tuple[int, int]]
-    pieces: Mapping[str, Piece]
+    classes: Mapping[str, int]
 
-    @classmethod
-    def of(cls, pieces: Mapping[str, Piece], device: torch.device, hashes: Mapping[str, str] | None = None) -> "Ends":
-        """Concatenate the tasks' tables and classifiers on a device.
 
-        Args:
-            pieces: of each task.
-            device: of the bank.
-            hashes: of the tables of tasks, where they are known.
-        """
-        known = hashes or {}
-        tables = {n: p.table for n, p in pieces.items() if p.table is not None}
-        table_of = {n: known[n] if n in known else tensor_hash(table) for n, table in tables.items()}
-        firsts: dict[str, int] = {}
-        row, found = 0, []
-        for name, table in tables.items():
-            if table_of[name] not in firsts:
-                firsts[table_of[name]], row = row, row + len(table)
-                found.append(table.to(device))
-        starts = {n: firsts[key] for n, key in table_of.items()}
-        arena = torch.cat(found) if found else None
-        widths = {n: padded_classes(len(p.w_head)) for n, p in pieces.items() if p.w_head is not None}
-        heads: list[Heads] = []
-        head_at: dict[str, tuple[int, int]] = {}
-        for width in sorted(set(widths.values())):
-            names = [n for n, w in widths.items() if w == width]
-            head_at |= {n: (len(heads), i) for i, n in enumerate(names)}
-            heads.append(Heads(*(torch.stack([_pad(pieces[n], i, width, device) for n in names]) for i in (0, 1))))
-        views = {}
+class Ends(abc.ABC):
+    """Tables and classifiers of all tasks."""
+
+    @abc.abstractmethod
+    def add(self, name: str, piece: Piece) -> "Ends":
+        """Return these and those of a new task."""
+
+    @abc.abstractmethod
+    def remove(self, name: str) -> "Ends":
+        """Return these without a task's."""
+
+    @abc.abstractmethod
+    def piece(self, name: str) -> Piece | None:
+        """Return a task's table and classifier, which later changes leave as they are; None for no such task."""
+
+    @abc.abstractmethod
+    def of_call(self, names: Sequence[str]) -> CallEnds:
+        """Return those of the tasks of a call."""
+
+    @abc.abstractmethod
+    def own_bytes(self, name: str) -> int:
+        """Return the bytes of a task's classifier, and of its table where no other task has it."""
+
+    @property
+    @abc.abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of all tensors, without the base's tables that changes refer to."""
+
+    @abc.abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+
+
+@dataclass(frozen=True)
+class HeldEnds(Ends):
+    """Each task's own tensors; immutable.
+
+    Attributes:
+        device: of the bank.
+        pieces: of each task.
+        tables: whole tables by their hash.
+        uses: how many tasks have each.
+        table_of: hash of each task's table; tasks with a low-rank one have none.
+    """
+
+    device: torch.device
+    pieces: Mapping[str, Piece] = field(default_factory=dict)
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    uses: Mapping[str, int] = field(default_factory=dict)
+    table_of: Mapping[str, str] = field(default_factory=dict)
+    held: int = 0
+
+    def add(self, name: str, piece: Piece) -> "HeldEnds":
+        """Return these and those of a new task."""
+        tables, uses, table_of, held = dict(self.tables), dict(self.uses), dict(self.table_of), self.held
+        table: Table | None = piece.table
+        if isinstance(table, Tensor):
+            key = table_of[name] = tensor_hash(table)
+            if key not in tables:
+                tables[key] = table.to(self.device)
+                held += table.nbytes
+            table, uses[key] = tables[key], uses.get(key, 0) + 1
+        elif table is not None:
+            table = table.to(self.device)
+            held += n_bytes(table.own())
+        w, b = (None if t is None else t.to(self.device) for t in (piece.w_head, piece.b_head))
+        held += n_bytes([t for t in (w, b) if t is not None])
+        return HeldEnds(self.device, {**self.pieces, name: Piece(table, w, b)}, tables, uses, table_of, held)
+
+    def remove(self, name: str) -> "HeldEnds":
+        """Return these without a task's."""
+        tables, uses, held = dict(self.tables), dict(self.uses), self.held - self.own_bytes(name)
+        if (key := self.table_of.get(name)) is not None:
+            uses[key] -= 1
+            if not uses[key]:
+                del uses[key], tables[key]
+        pieces = {n: p for n, p in self.pieces.items() if n != name}
+        return replace(
+            self, pieces=pieces, tables=tables, uses=uses, held=held,
+            table_of={n: k for n, k in self.table_of.items() if n != name},
+        )  # fmt: skip
+
+    def piece(self, name: str) -> Piece | None:
+        """Return a task's table and classifier; None for no such task."""
+        return self.pieces.get(name)
+
+    def of_call(self, names: Sequence[str]) -> CallEnds:
+        """Return those of the tasks of a call, tables one after the other, classifiers of one size together."""
+        pieces = {name: self.pieces[name] for name in names}
+        starts, rows, found = dict[str, int](), 0, list[Tensor]()
+        at = dict[object, int]()
         for name, piece in pieces.items():
-            rows, w, b = piece.table, piece.w_head, piece.b_head
-            if rows is not None and arena is not None:
-                rows = arena[starts[name] : starts[name] + len(rows)]
-            if w is not None:
-                (which, place), classes = head_at[name], len(w)
-                w, b = heads[which].w[place, :classes], heads[which].b[place, :classes]
-            views[name] = Piece(rows, w, b)
-        return cls(arena, starts, table_of, tuple(heads), head_at, views)
+            if piece.table is None:
+                continue
+            key = self.table_of.get(name, name)
+            if key not in at:
+                at[key], rows = rows, rows + len(piece.table)
+                found.append(whole_table(piece.table))
+            starts[name] = at[key]
+        table = None if not found else found[0] if len(found) == 1 else torch.cat(found)
+        sizes = {name: len(p.w_head) for name, p in pieces.items() if p.w_head is not None}
+        heads, head_at = list[Heads](), dict[str, tuple[int, int]]()
+        for size in sorted(set(sizes.values())):
+            same = [name for name, n in sizes.items() if n == size]
+            head_at |= {name: (len(heads), i) for i, name in enumerate(same)}
+            w, b = ([t for n in same if (t := getattr(pieces[n], part)) is not None] for part in ("w_head", "b_head"))
+            heads.append(Heads(w, b))
+        return CallEnds(table, starts, tuple(heads), head_at, sizes)
+
+    def own_bytes(self, name: str) -> int:
+        """Return the bytes of a task's classifier, and of its table where no other task has it."""
+        piece, key = self.pieces[name], self.table_of.get(name)
+        alone = piece.table is not None and (key is None or self.uses[key] == 1)
+        table = table_tensors(piece.table) if alone and piece.table is not None else []
+        return n_bytes([*table, *(t for t in (piece.w_head, piece.b_head) if t is not None)])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, without the base's tables that changes refer to."""
+        return self.held
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
-        return [*([] if self.table is None else [self.table]), *(t for h in self.heads for t in (h.w, h.b))]
+        low = [t for p in self.pieces.values() if isinstance(p.table, LowRankTable) for t in p.table.own()]
+        heads = [t for p in self.pieces.values() for t in (p.w_head, p.b_head) if t is not None]
+        return [*self.tables.values(), *low, *heads]
+
+
+class StackedEnds(Ends):
+    """All tables in one tensor, and classifiers padded to a few widths; changed in place, between calls.
+
+    A loop over tasks would launch several kernels for each; with many tasks of one image each that takes longer than
+    the blocks. Low-rank tables are whole here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tables: RowArena | None = None
+        self._heads: dict[int, tuple[RowArena, RowArena]] = {}
+        self._table_keys: dict[str, int] = {}  # hash: block
+        self._uses: dict[str, int] = {}
+        self._table_of: dict[str, str] = {}
+        self._places: dict[str, tuple[int, int, int]] = {}  # task: width, blocks of w and b
+        self._classes: dict[str, int] = {}
+        self._names: set[str] = set()
+        self._ready: CallEnds | None = None
+
+    def add(self, name: str, piece: Piece) -> "StackedEnds":
+        """Write a task's tables and classifier."""
+        self._ready = None
+        self._names.add(name)
+        if piece.table is not None:
+            table = whole_table(piece.table)
+            key = self._table_of[name] = tensor_hash(table)
+            if self._tables is None:
+                self._tables = RowArena(tuple(table.shape[1:]), table.dtype, self.device)
+            if key not in self._table_keys:
+                self._table_keys[key] = self._tables.add(table)
+            self._uses[key] = self._uses.get(key, 0) + 1
+        if piece.w_head is not None and piece.b_head is not None:
+            width = padded_classes(len(piece.w_head))
+            parts = [_pad(t, width)[None] for t in (piece.w_head, piece.b_head)]
+            if width not in self._heads:
+                w, b = (RowArena(tuple(t.shape[1:]), t.dtype, self.device) for t in parts)
+                self._heads[width] = (w, b)
+            first, second = (arena.add(t) for arena, t in zip(self._heads[width], parts, strict=True))
+            self._places[name] = (width, first, second)
+            self._classes[name] = len(piece.w_head)
+        return self
+
+    def remove(self, name: str) -> "StackedEnds":
+        """Free a task's rows."""
+        self._ready = None
+        self._names.discard(name)
+        if (key := self._table_of.pop(name, None)) is not None and self._tables is not None:
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key]
+                self._tables.drop(self._table_keys.pop(key))
+            self._tables = self._tables if self._uses else None
+        if name in self._places:
+            width, *keys = self._places.pop(name)
+            del self._classes[name]
+            for arena, block in zip(self._heads[width], keys, strict=True):
+                arena.drop(block)
+            if not len(self._heads[width][0]):
+                del self._heads[width]
+        return self
+
+    @property
+    def table(self) -> Tensor | None:
+        """All tables, one after the other; None if tasks embed their own images."""
+        return None if self._tables is None else self._tables.rows
+
+    def piece(self, name: str) -> Piece | None:
+        """Return copies of a task's table and classifier; None for no such task."""
+        if name not in self._names:
+            return None
+        key, w, b = self._table_of.get(name), None, None
+        table = None if key is None or self._tables is None else self._tables.block(self._table_keys[key]).clone()
+        if name in self._places:
+            width, *keys = self._places[name]
+            w, b = (arena.block(k)[0, : self._classes[name]].clone()
+                    for arena, k in zip(self._heads[width], keys, strict=True))  # fmt: skip
+        return Piece(table, w, b)
+
+    def of_call(self, names: Sequence[str]) -> CallEnds:
+        """Return those of all tasks."""
+        if self._ready is None:
+            widths = sorted(self._heads)
+            heads = tuple(Heads(self._heads[w][0].rows, self._heads[w][1].rows) for w in widths)
+            head_at = {
+                n: (widths.index(w), self._heads[w][0].first(key)) for n, (w, key, _) in self._places.items()
+            }  # fmt: skip
+            table = None if self._tables is None else self._tables.rows
+            starts = {} if self._tables is None else {
+                n: self._tables.first(self._table_keys[key]) for n, key in self._table_of.items()
+            }  # fmt: skip
+            self._ready = CallEnds(table, starts, heads, head_at, dict(self._classes))
+        return self._ready
 
     def own_bytes(self, name: str) -> int:
         """Return the bytes of a task's padded classifier, and of its table where no other task has it."""
-        piece, found = self.pieces[name], 0
-        if piece.table is not None and list(self.table_of.values()).count(self.table_of[name]) == 1:
-            found += piece.table.numel() * piece.table.element_size()
-        if piece.w_head is not None:
-            width, channels = padded_classes(len(piece.w_head)), piece.w_head.shape[1]
-            found += width * (channels + 1) * piece.w_head.element_size()
+        found, key = 0, self._table_of.get(name)
+        if key is not None and self._uses[key] == 1 and self._tables is not None:
+            found += self._tables.block(self._table_keys[key]).nbytes
+        if name in self._places:
+            found += sum(arena.row_bytes for arena in self._heads[self._places[name][0]])
         return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, free rows too."""
+        return n_bytes(self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+        arenas: Iterable[RowArena] = (arena for pair in self._heads.values() for arena in pair)
+        return [*([] if self._tables is None else [self._tables.rows]), *(arena.rows for arena in arenas)]
 
 
 def padded_classes(classes: int) -> int:
@@ -113,8 +304,5 @@ def padded_classes(classes: int) -> int:
     return max(_NARROW, 1 << (classes - 1).bit_length())
 
 
-def _pad(piece: Piece, part: int, width: int, device: torch.device) -> Tensor:
-    value = (piece.w_head, piece.b_head)[part]
-    assert value is not None
-    spare = width - len(value)
-    return F.pad(value.to(device), (0, 0) * (value.ndim - 1) + (0, spare))
+def _pad(value: Tensor, width: int) -> Tensor:
+    return F.pad(value, (0, 0) * (value.ndim - 1) + (0, width - len(value)))

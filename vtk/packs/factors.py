@@ -22,7 +22,8 @@ from vtk.models.weights.base import base_id
 from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.torch_file import NARROW
 from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card, read_hashes
-from vtk.packs.factor_checks import PARTS, WRONG, check_parts, read_facts
+from vtk.packs.factor_checks import PARTS, check_parts
+from vtk.packs.factor_facts import WRONG, read_facts
 from vtk.packs.int8 import SCALE
 from vtk.text import printable
 

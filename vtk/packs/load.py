@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.torch_file import NARROW
 from vtk.packs.base_files import BUNDLED, base_keys, base_start, bundled_base, find_base
 from vtk.packs.cards import CARD, find_pack, read_card
-from vtk.packs.factor_checks import WRONG, check_names, read_facts, read_layout
+from vtk.packs.factor_facts import WRONG, check_names, read_facts, read_layout
 from vtk.packs.factors import Factors, PackTensors, check_trained, merge_factors, read_files
 from vtk.packs.int8 import differences, expand
 from vtk.text import printable
@@ -145,7 +145,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
         rest = dataclasses.replace(rest, grid=grid, size=size)
     created = _create(card, folder, base=rest)
     required = created.initial.keys() - factors.keys()
-    check_complete(folder, tensors, created.key_map, created.model.state_dict(), required)
+    check_complete(folder, tensors, created.model.state_dict(), required)
     check_trained(pack)
     created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=False)
     if new := next((name for name in factors if created.key_map.get(name, name) is None), None):
@@ -198,7 +198,7 @@ def load_checkpoint(path: str | Path) -> Task:
     _check_amount(card, path, tensors.values())
     # random numbers stand in for the base and are all overwritten: the load is strict
     created = _create(card, path, pretrained=False)
-    check_complete(path, tensors, {}, created.model.state_dict(), created.model.state_dict().keys())
+    check_complete(path, tensors, created.model.state_dict(), created.model.state_dict().keys())
     created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=True)
     return Task(created.model.eval(), card, path)
 
@@ -254,8 +254,22 @@ def _create(card: Card, where: Path, **source: Any) -> Created:
 
 
 def check_complete(
-    where: Path, tensors: dict[str, Tensor], key_map: dict[str, str | None], state: dict[str, Tensor], required: object
+    where: Path,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Tensor],
+    required: Collection[str],
 ) -> None:
+    """Refuse a pack whose whole tensors are not those of its model.
+
+    Args:
+        where: names the pack in messages.
+        tensors: of the pack.
+        state: of the model; their values are not read.
+        required: names that the base cannot supply.
+
+    Raises:
+        DataError: a tensor is unknown, of another shape or type, not finite or absent.
+    """
     for key, value in tensors.items():
         if key not in state:
             raise DataError(f"{where} holds `{printable(key)}`, which its model does not have; {WRONG}")
@@ -265,7 +279,7 @@ def check_complete(
             raise DataError(f"{where}: `{key}` holds {value.dtype}, its model needs {state[key].dtype}")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise DataError(f"{where}: `{key}` holds numbers that are not finite; its training went wrong")
-    absent = next((k for k in state if k in required and k not in tensors), None)  # type: ignore[operator]
+    absent = next((k for k in state if k in required and k not in tensors), None)
     if absent is not None:
         raise DataError(
             f"{where} lacks `{absent}`, which the base cannot supply; the file is truncated or of another pack"
@@ -273,6 +287,7 @@ def check_complete(
 
 
 def full_precision(tensor: Tensor) -> Tensor:
+    """Return floating-point values in fp32, others as they are."""
     return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
 
 

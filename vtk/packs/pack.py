@@ -72,7 +72,7 @@ def save_task(
         return created.base.tensors[key] if key is not None and key in created.base.hashes else None
 
     if factors:
-        check_factors(factors, created)
+        check_factors(factors, created, state)
         starts = start_hashes(factors, created)
         stored, facts = store_factors(
             tensors, dtype, factors, trained=trained, starts=starts,

@@ -102,17 +102,21 @@ def start_hashes(factors: Collection[str], created: Created) -> dict[str, str]:
 
 
 def start_layout(base: Base) -> dict[str, list[int]]:
-    """Return what is known of the layout of the base's position table, for `vtk.packs.factor_checks.read_layout`."""
+    """Return what is known of the layout of the base's position table, for `vtk.packs.factor_facts.read_layout`."""
     return {name: list(pair) for name, pair in (("grid", base.grid), ("size", base.size)) if pair is not None}
 
 
-def check_factors(factors: Mapping[str, Factors], created: Created) -> None:
+def check_factors(factors: Mapping[str, Factors], created: Created, state: Mapping[str, Tensor]) -> None:
     """Refuse factors that a pack cannot hold.
+
+    Args:
+        factors: by the names of the matrices.
+        created: the model as created; training may have changed its modules.
+        state: the trained model's, with plain timm keys.
 
     Raises:
         UsageError: of no matrix of the model, of another shape, or of one that does not start from the base.
     """
-    state = created.model.state_dict()
     for name, change in factors.items():
         value = state.get(name)
         if value is None or value.ndim < 2 or not value.is_floating_point():

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from vtk.card import Card, Transform
 from vtk.models.create import build_model
 from vtk.models.weights.files import SIZE
 from vtk.packs import Task, load_task, save_task
+from vtk.packs.factors import Factors
+from vtk.packs.load import build_from_card
 from vtk_kernels.support import interpreting
 
 NAME = "vit_tiny_patch16_224"
@@ -37,7 +39,7 @@ def load_once(path: Path, *, base: Any = None) -> Task:
 
 @pytest.fixture(autouse=True)
 def _load_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vtk.bank.bank.load_task", load_once)
+    monkeypatch.setattr("vtk.bank.loader.load_task", load_once)
 
 
 class Lab:
@@ -105,6 +107,50 @@ class Lab:
         save_task(self.root / name, state=state, created=created, card=card, trained=mine, dtype=dtype)
         return self.root / name
 
+    def factors(
+        self,
+        name: str,
+        *,
+        ranks: Sequence[int] = (2, 1, 3),
+        classes: int = 3,
+        size: int | tuple[int, int] = 32,
+        seed: int = 0,
+        dtype: Any = "fp32",
+        whole: Collection[str] = (),
+        parts: Collection[str] = (),
+        **options: Any,
+    ) -> Path:
+        """Write a pack whose attention matrices and position table are changes of these ranks in turn.
+
+        Matrices whose names have one of ``whole`` in them are stored whole; of small tensors of attention only those
+        with one of ``parts``, by default all.
+        """
+        created = build_model(
+            self.model, num_classes=classes, img_size=size, weights=self.weights, kwargs=self.kwargs,
+            transforms=self.transforms, seed=seed + 7, **options,
+        )  # fmt: skip
+        g, state = torch.Generator().manual_seed(seed), created.model.state_dict()
+        found, trained = dict[str, Factors](), set(created.initial)
+        for key, value in state.items():
+            matrix = value.ndim == 2 and ".attn." in key and key.endswith(".weight") and "rel" not in key
+            if matrix or (key == "pos_embed" and created.key_map[key] is not None):
+                trained.add(key)
+                if not any(part in key for part in whole):
+                    rank = ranks[len(found) % len(ranks)]
+                    rows, columns = value[..., 0].numel(), value.shape[-1]
+                    a, b = torch.randn(rank, columns, generator=g), torch.randn(rows, rank, generator=g)
+                    found[key] = Factors(0.3 * a, 0.3 * b, 0.7)
+                    continue
+            small = ".attn." in key and not key.endswith("cb.scale") and any(p in key for p in parts or ("",))
+            if key in trained - {k for k, v in created.key_map.items() if v is None and "head" not in k} or small:
+                trained.add(key)
+                state[key] = value + 0.2 * torch.randn(value.shape, generator=g)
+        card = Card(created.spec, created.input, tuple(f"{name}{i}" for i in range(classes)))
+        save_task(
+            self.root / name, state=state, created=created, card=card, trained=trained, dtype=dtype, factors=found
+        )
+        return self.root / name
+
     def bank(self, packs: Mapping[str, Path], **options: Any) -> TaskBank:
         """Hold packs in fp64."""
         bank = TaskBank(self.weights, **{"dtype": torch.float64, **options})
@@ -113,8 +159,21 @@ class Lab:
         return bank
 
     def alone(self, pack: Path) -> nn.Module:
-        """The single-task model, in fp64."""
-        return load_once(pack, base=self.weights).model.double()
+        """The single-task model in fp64, to which changes are added in fp64, too."""
+        task = load_once(pack, base=self.weights)
+        model = task.model.double()
+        if task.factors:
+            with torch.no_grad():
+                base = build_from_card(task.card, base=dataclasses.replace(task.base, transforms=())).model.state_dict()
+                for key, f in task.factors.items():
+                    value = base[key].double()
+                    if f.rank:
+                        a, b = f.a.double(), f.b.double()
+                        if f.a_scale is not None:
+                            a, b = a * f.a_scale.double()[:, None], b * f.b_scale.double()
+                        value = value + f.scale * torch.einsum("rk,fr->fk", a, b).reshape(value.shape)
+                    model.state_dict()[key].copy_(value)
+        return model
 
 
 MakeLab = Callable[..., Lab]

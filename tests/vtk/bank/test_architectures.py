@@ -17,7 +17,7 @@ from vtk.bank.folded import fold
 from vtk.bank.fused_calls import FusedCall
 from vtk.bank.positions import Positions, read_positions
 from vtk.bank.task_entry import Entry
-from vtk.bank.task_heads import Ends
+from vtk.bank.task_heads import HeldEnds
 from vtk.errors import UsageError
 from vtk.models.packed.forward import RowPositions, Segments, attention_modules, own_weights, packed_forward
 
@@ -89,7 +89,7 @@ def folded(model: Any, images: torch.Tensor) -> torch.Tensor | None:
     tokens = end.forward_features(images).shape[1]
     card: Any = SimpleNamespace(input=SimpleNamespace(size=(32, 32), in_chans=3))
     entry = Entry("a", card, Path(), 1, end, 0, tokens)
-    ends = Ends.of({"a": folding.piece}, cpu)
+    ends = HeldEnds(cpu).add("a", folding.piece)
     call = FusedCall.of(shared, norm, ends, {"a": entry}, {"a": len(images)}, {1: 0}, False, positions)
     layers = [{key: [t] for key, t in part.items()} for part in folding.weights]
     return call.run({"a": images}, layers, cpu, torch.float64)["a"]

@@ -145,8 +145,8 @@ def test_the_last_task_goes_while_a_pack_of_another_model_is_read(make_lab: Any,
     first, second = (lab.pack("a") for lab in labs)
     bank = TaskBank(dtype=torch.float64, fused=True)
     bank.add("first", first)
-    read = bank._load(second)
+    read = bank._loader.load(second, bank._state)
     bank.remove("first")
-    bank._commit("second", *read)
+    bank._commit("second", read)
     models = {"second": labs[1].alone(second)}
     assert tools.worst_error(bank, tools.random_batch(bank, {"second": 2}), models) <= 1e-12

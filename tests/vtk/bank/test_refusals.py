@@ -144,7 +144,7 @@ def test_other_architectures(make_lab: Any, bank: TaskBank, monkeypatch: pytest.
         def pool(self, x: Any, pool_type: Any = None) -> Any:
             return x[:, 1]
 
-    from vtk.bank import bank as module
+    from vtk.bank import loader as module
 
     def load(path: Any, **options: Any) -> Any:
         task = original(path, **options)

@@ -18,7 +18,7 @@ class Change:
     Attributes:
         a: (r, k), floating point or int8.
         b: (f, r), likewise.
-        scale: (r,) fp32, of the r components of an int8 change; None for 1.
+        scale: (r,) fp32 (fp64 for it), of the r components of an int8 change; None for 1.
         inputs: (k,), factors of the columns, such as the shared norm's; None for 1. Tasks share the tensor.
         outputs: (f,), factors of the rows, such as LayerScale; None for 1. Tasks share the tensor.
         row, column: of the matrix, where the block begins.

@@ -23,11 +23,12 @@ from vtk.training.engine.processes import Ranks
 from vtk.training.policies import lora_layers as lora
 from vtk.training.runs import outputs
 from vtk.training.runs.label_kinds import remember
+from vtk.training.runs.small_pack import write_small
 from vtk.training.runs.writer import Writer, link_equal_files
 
 
 class PackWriter(Writer):
-    """Writes ``task`` after the best epoch, ``task-last`` after the last one, and ``adapter`` of LoRA."""
+    """Writes ``task`` after the best epoch, ``task-last`` and ``task-small`` at the end, and ``adapter`` of LoRA."""
 
     what: ClassVar[Kept] = "pack"
 
@@ -64,6 +65,8 @@ class PackWriter(Writer):
             self.history.best = self._measure(self.best_path)
             self._measure(self.last_path)
         link_equal_files(self.best_path, self.last_path)
+        if self.prepared.config.pack_rank is not None:
+            write_small(self.prepared, self.best_path, self.plan.out / outputs.TASK_SMALL)
 
     def check_files(self, *, complete: bool) -> None:
         """Make sure, on resume, that the pack of the best epoch and of LoRA its adapter are still there."""

@@ -1,7 +1,7 @@
 """Triton model of many tasks in a `vtk.bank.TaskBank`; packs come and go while it serves.
 
-Needs this toolkit in the server's Python, and `vtk_rows.py`, `vtk_index.py`, `vtk_watch.py` and `vtk_counters.py` beside
-it. ``tasks.json`` names the packs beside it; what changed there is added or removed (`vtk_watch`).
+Needs this toolkit in the server's Python, and `vtk_rows.py`, `vtk_index.py`, `vtk_watch.py` and `vtk_counters.py`
+beside it. ``tasks.json`` names the packs beside it; what changed there is added or removed (`vtk_watch`).
 """
 
 import json

@@ -1,9 +1,9 @@
 """Triton model of many tasks on ONNX Runtime: one session for each task, their common weights in memory once.
 
-Needs numpy, onnxruntime, and `vtk_rows.py`, `vtk_counters.py` and `vtk_prepack.py` beside it. ``tasks.json`` says which
-file is whose. Weights are packed for this computer when a model is loaded for the first time (`vtk_prepack`). Where that
-cannot be, sessions use the weights as they are, mapped from the one data file that the tasks' files refer to: slower, as
-small.
+Needs numpy, onnxruntime, and `vtk_rows.py`, `vtk_counters.py` and `vtk_prepack.py` beside it. ``tasks.json`` says
+which file is whose. Weights are packed for this computer when a model is loaded for the first time (`vtk_prepack`).
+Where that cannot be, sessions use the weights as they are, mapped from the one data file that the tasks' files refer
+to: slower, as small.
 """
 
 import contextlib

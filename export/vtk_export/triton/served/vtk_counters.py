@@ -1,8 +1,8 @@
 """Counts requests and images by task, and shows them in the server's metrics; part of a model of many tasks.
 
-Needs the server's own module, and `vtk_rows.py` beside it. A change of a metric is a message to the server's process, of
-about 50 µs: calls only add to numbers in memory, and a thread hands over once a second what has changed. A task that was
-removed keeps its last numbers, and goes on from them when it comes again, as Prometheus asks of counters.
+Needs the server's own module, and `vtk_rows.py` beside it. A change of a metric is a message to the server's process,
+which takes long for a call of many tasks: calls only add to numbers in memory, and a thread hands over once a second
+what has changed. A removed task keeps its last numbers, and goes on from them when it comes again.
 """
 
 import contextlib
