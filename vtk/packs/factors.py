@@ -125,14 +125,18 @@ class PackTensors:
     factors: Mapping[str, Factors]
 
 
-def read_pack(path: str | Path) -> PackTensors:
+def read_pack(path: str | Path, card: Card | None = None) -> PackTensors:
     """Read the files of a pack; neither the base is needed nor a model built.
+
+    Args:
+        path: folder of the pack.
+        card: of it, where it was read.
 
     Raises:
         DataError: no pack, or a damaged one.
     """
     folder = find_pack(Path(path))
-    card = read_card(folder)
+    card = card or read_card(folder)
     hashes = read_hashes(folder)
     stored, _ = read_safetensors(folder / TENSORS)
     dense, factors = split_tensors(stored, card, folder)
