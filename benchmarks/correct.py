@@ -31,8 +31,8 @@ from torch import Tensor
 
 KEY = ("unit", "case", "dtype")
 BENCHES = ("norm", "add_norm", "context_broadcast", "linear", "linear_residual", "linear_gelu", "linear_swiglu",
-           "packed_attention", "rotary_attention", "grouped_linear", "patchify", "splitk_linear",
-           "residual")  # fmt: skip
+           "packed_attention", "rotary_attention", "grouped_linear", "grouped_low_rank", "patchify",
+           "splitk_linear", "residual")  # fmt: skip
 """In this order, then any others."""
 
 TYPES = ("bf16", "fp16")

@@ -173,11 +173,20 @@ class Card:
     multi_label: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; fields unknown to older readers are left out while they have their defaults."""
-        values = {**dataclasses.asdict(self), "input": self.input.to_dict()}
+        """Return plain JSON values; fields unknown to older readers are left out while they have their defaults.
+
+        The ``schema`` is that of what is in the card: an exported model made of a pack of factors has none.
+        """
+        schema = FACTORS_SCHEMA if self.pack.get("factors") else FIRST_SCHEMA
+        values = {**dataclasses.asdict(self), "input": self.input.to_dict(), "schema": schema}
         if not self.multi_label:
             del values["multi_label"]
         return values
+
+    def merged(self) -> "Card":
+        """Return the card of the whole model, in a file that holds no factors."""
+        pack = {name: value for name, value in self.pack.items() if name not in ("factors", "start_layout")}
+        return dataclasses.replace(self, schema=FIRST_SCHEMA, pack=pack)
 
     def to_json(self) -> str:
         """Return compact JSON, for metadata fields."""

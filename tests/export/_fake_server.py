@@ -70,5 +70,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
     imported("vtk_rows")
     imported("vtk_index")
+    imported("vtk_watch")
+    imported("vtk_counters")
     imported("vtk_prepack")
     yield imported

@@ -1,6 +1,7 @@
 """Packs, bundles, merged checkpoints, adapters of PEFT, and the states of runs."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from tests.fuzz.mutators import flip, zipped
 from tests.fuzz.reader import JSON, TENSORS, V0_1, Reader, copy
 from tests.fuzz.structured import pickled
+from vtk.errors import VtkError
 
 
 def _read_pack(folder: Path, file: Path) -> None:
@@ -25,6 +27,31 @@ def _check_task(task: Any) -> None:
         with torch.inference_mode():
             logits = task.model(torch.zeros(1, spec.in_chans, *spec.size))
         assert logits.shape == (1, len(task.classes))
+
+
+def _make_factors(folder: Path) -> None:
+    from vtk.packs import load_task
+    from vtk.packs.synthetic import write_synthetic
+
+    task = load_task(V0_1 / "digits-bf16", base=V0_1 / "base.safetensors")
+    for dtype in ("fp32", "int8"):
+        write_synthetic(folder / dtype, task, rank=(0, 2, 5), dtype=dtype)  # type: ignore[arg-type]
+
+
+def _read_factors(folder: Path, file: Path) -> None:
+    from vtk.packs.factors import read_pack
+
+    try:
+        read_pack(file.parent)
+    except VtkError:  # then the other reader must refuse it, too
+        _refused(lambda: _read_pack(file.parent, file), file)
+    else:
+        _read_pack(file.parent, file)
+
+
+def _refused(read: Callable[[], object], file: Path) -> None:
+    read()
+    raise AssertionError(f"{file} is refused without its base and taken with it")
 
 
 def _read_checkpoint(folder: Path, file: Path) -> None:
@@ -58,6 +85,7 @@ def _read_state(folder: Path, file: Path) -> None:
 READERS = {
     "pack": Reader(1000, copy("digits-bf16"), _read_pack, {".json": JSON, ".safetensors": TENSORS}),
     "int8": Reader(300, copy("digits-int8"), _read_pack, {".json": JSON, ".safetensors": TENSORS}),
+    "factors": Reader(600, _make_factors, _read_factors, {".json": JSON, ".safetensors": TENSORS}),
     "checkpoint": Reader(700, copy("digits.safetensors"), _read_checkpoint, {".safetensors": TENSORS}),
     "bundle": Reader(500, copy("digits.vtkbundle"), _read_bundle, {".json": JSON, ".safetensors": TENSORS}),
     "adapter": Reader(200, copy("digits-peft"), _read_adapter, {".json": JSON, "model.safetensors": TENSORS}),

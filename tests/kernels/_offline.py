@@ -50,7 +50,7 @@ BASELINE = Path(__file__).with_name("offline_baseline.json")
 
 TYPES = {
     torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32",
-    torch.int32: "*i32", torch.uint8: "*u8",
+    torch.int8: "*i8", torch.int32: "*i32", torch.uint8: "*u8",
 }  # fmt: skip
 
 

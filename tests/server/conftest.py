@@ -122,9 +122,16 @@ class Server:
 
     def measures(self, model: str) -> dict[str, float]:
         """Return what the server's page of metrics says of our models."""
+        return {name: value for (name, task), value in self.counts(model).items() if task == ""}
+
+    def counts(self, model: str) -> dict[tuple[str, str], float]:
+        """Return the same by name of the metric and task, "" for those of the whole model."""
         page = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10).read().decode()
         lines = [line.rpartition(" ") for line in page.splitlines() if f'model="{model}"' in line]
-        return {name.partition("{")[0]: float(value) for name, _, value in lines if name.startswith("vtk_")}
+        return {
+            (name.partition("{")[0], name.partition('task="')[2].partition('"')[0]): float(value)
+            for name, _, value in lines if name.startswith("vtk_")
+        }  # fmt: skip
 
     def pss(self, model: str) -> int:
         """Bytes of memory of a model's processes, what several have in common divided among them."""

@@ -122,7 +122,7 @@ def test_a_name_alone_makes_no_file_ours(case: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value) and (tmp_path / name).read_bytes() == data
 
 
-@pytest.mark.parametrize("name", ["task", "task-last", "last", "adapter"])
+@pytest.mark.parametrize("name", ["task", "task-last", "task-small", "last", "adapter"])
 def test_a_folder_that_no_run_wrote_stays(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     for file in outputs._INSIDE[name]:

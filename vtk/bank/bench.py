@@ -82,7 +82,7 @@ def bench(config: BenchConfig) -> BenchResult:
         len(models), str(bank.device), str(bank.dtype).removeprefix("torch."), config.rounds, memory.device_bytes,
         memory.host_bytes, sum(n_bytes(list(m.state_dict().values())) for m in models.values()), reason,
     )  # fmt: skip
-    for total in config.batch or (config.images_per_task * len(models),):
+    for total in config.batch or ((config.images_per_task or 1) * len(models),):
         result.cells.append(_cell([Pair(PLAIN, bank, models), *fused], _images(bank, total), config.rounds))
     return result
 
@@ -94,6 +94,8 @@ def _names(config: BenchConfig) -> list[tuple[str, Path]]:
 
 def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **options: Any) -> TaskBank:
     dtype = {**DTYPES, "fp64": torch.float64}.get(config.dtype)  # `auto`: None
+    if config.max_bytes is not None:
+        options["max_bytes"] = config.max_bytes
     bank = TaskBank(config.base, device=device, dtype=dtype, max_gpu_bytes=config.max_gpu_bytes, **options)
     for name, pack in _names(config):
         bank.add(name, dataclasses.replace(tasks[pack], model=copy.deepcopy(tasks[pack].model)))
@@ -172,12 +174,12 @@ def _cell(pairs: Sequence[Pair], images: Mapping[str, Tensor], rounds: int) -> B
     sides = {}
     for name, found in times.items():
         latency = statistics.median(found)
-        of_single = _ratio(times[single[name]], found) if name in single else None
-        sides[name] = Side(latency, 1e3 * total / latency, _ratio(times[PLAIN[1]], found), of_single)
+        of_single = median_quotient(times[single[name]], found) if name in single else None
+        sides[name] = Side(latency, 1e3 * total / latency, median_quotient(times[PLAIN[1]], found), of_single)
     return BenchCell(total, sides, difference)
 
 
-def _ratio(a: Sequence[float], b: Sequence[float]) -> float:
+def median_quotient(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the median over rounds of a / b."""
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
 

@@ -67,3 +67,102 @@ class BenchResult:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of weights.
+
+    Attributes:
+        one_model: a task's own model in the bank's precision.
+        bank_base: of the bank: what its tasks share.
+        bank: all that the bank holds.
+        separate: one model for each task, by the bytes of one.
+        packs: files of all packs.
+    """
+
+    one_model: int
+    bank_base: int
+    bank: int
+    separate: int
+    packs: int
+
+
+@dataclass(frozen=True)
+class Adding:
+    """Milliseconds that adding a pack to a bank took.
+
+    Attributes:
+        first_ms: of the first pack, with the base.
+        median_ms: of all others.
+        early_ms: of the ten after the first, the median.
+        late_ms: of the last ten, the median.
+    """
+
+    first_ms: float
+    median_ms: float
+    early_ms: float
+    late_ms: float
+
+
+@dataclass(frozen=True)
+class SyntheticSide:
+    """One side at one number of images: medians over rounds, and medians of the rounds' quotients.
+
+    Attributes:
+        latency_ms: of one call with all images.
+        images_per_s: throughput of such calls.
+        of_one: its time divided by that of one model for all images.
+        speedup: time of the separate models divided by its own.
+    """
+
+    latency_ms: float
+    images_per_s: float
+    of_one: float
+    speedup: float
+
+
+@dataclass(frozen=True)
+class SyntheticCell:
+    """All sides at one number of images.
+
+    Attributes:
+        images: in one call.
+        tasks: whose they are, drawn anew in every round from all tasks.
+        sides: "bank", "separate models", "one model", and where not every task is in a call "bank, same tasks", whose
+            calls are of the first tasks in every round, and "bank of these only", which holds no others.
+        idle: time of "bank, same tasks" divided by that of "bank of these only": what idle tasks cost.
+        max_difference: of the bank's logits from each task's own model, relative to the largest.
+    """
+
+    images: int
+    tasks: int
+    sides: dict[str, SyntheticSide]
+    idle: float | None
+    max_difference: float
+
+
+@dataclass(frozen=True)
+class SyntheticResult:
+    """All measurements of a bank of synthetic tasks.
+
+    ``models_held`` separate models were timed, in turn, in place of one for each task.
+    """
+
+    tasks: int
+    ranks: tuple[int, ...]
+    pack_dtype: str
+    model: str
+    size: tuple[int, int]
+    classes: int
+    device: str
+    dtype: str
+    rounds: int
+    models_held: int
+    bytes: Bytes
+    adding: Adding
+    cells: list[SyntheticCell] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)

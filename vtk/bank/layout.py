@@ -5,6 +5,7 @@ that one CUDA graph, whose lengths are fixed, serves every call of its bucket: t
 no task, the spare segments are empty. Neither affects a row of a task.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Part:
         table: first row of its table.
         head: which stack of classifiers, and its place there; None where tasks make their own logits.
         rope: first row of its rotary table; None for no rotary embedding.
+        own: of its biases and norms, among those of all tasks; None for ``slot``.
+        thin: of its factors, ascending; None for a task of whole matrices.
     """
 
     slot: int
@@ -43,35 +46,43 @@ class Part:
     table: int = 0
     head: tuple[int, int] | None = None
     rope: int | None = None
+    own: int | None = None
+    thin: int | None = None
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Lengths that calls are rounded up to.
+    """Lengths that calls are rounded up to, and the kinds of their tasks.
 
     Attributes:
         rows: T.
         segments: S.
         longest: bound of the tokens of an image.
+        whole: whether tasks have whole matrices.
+        thin: whether tasks have factors.
     """
 
     rows: int
     segments: int
     longest: int
+    whole: bool = True
+    thin: bool = False
 
     @classmethod
     def exact(cls, parts: Iterable[Part]) -> "Bucket":
         """Return the lengths themselves."""
         parts = tuple(parts)
         rows, segments = sum(p.images * p.tokens for p in parts), sum(p.images for p in parts)
-        return cls(rows, segments, max(p.tokens for p in parts))
+        thin = [p.thin is not None for p in parts]
+        return cls(rows, segments, max(p.tokens for p in parts), not all(thin), any(thin))
 
     def up(self) -> "Bucket":
         """Round up: rows by at most 1/8 or to the next 256, segments by at most 1/4, tokens by 1/4 or to the next 64.
 
         Attention takes 64 queries at a time, a product 128 rows: less than that would save nothing.
         """
-        return Bucket(_round(self.rows, 256, 3), _round(self.segments, 1, 2), _round(self.longest, 64, 2))
+        rows, segments = _round(self.rows, 256, 3), _round(self.segments, 1, 2)
+        return dataclasses.replace(self, rows=rows, segments=segments, longest=_round(self.longest, 64, 2))
 
 
 @dataclass(frozen=True)
@@ -115,9 +126,10 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         With T rows, S segments and G tiles, padded with 0 or the last end:
         ``cu_seqlens`` (S + 1), first row of each segment and the last end; ``first_row`` (S);
         ``pool_bounds`` (2·S + 1), first row and first pooled row of each segment; ``table_row`` (T), row of the tasks'
-        table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T); ``segment_slot`` (S);
+        table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T) and ``segment_slot`` (S), place of biases and norms;
         ``rope_row`` (T), row of the rotary tables, if there are such;
-        ``rows`` (3, G) tile map of the rows by slot, ``pooled`` that of one row a segment, ``head0`` and so on those of
+        ``rows`` (3, G) tile map of the rows by slot, ``pooled`` that of one row a segment, ``thin_rows`` and
+        ``thin_pooled`` those of tasks with factors by ``Part.thin``, if there are such; ``head0`` and so on those of
         the pooled rows in the order of classifiers; ``ordered`` (S), pooled rows in that order.
     """
     t, s = bucket.rows, bucket.segments
@@ -136,12 +148,13 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
     patches[by_size] = np.cumsum([0, *(images * tokens)[by_size]])[:-1]
     rows = images * tokens
     starts = ends - rows
+    own = np.array([p.slot if p.own is None else p.own for p in parts], np.int64)
     arrays: dict[str, Any] = {
         "cu_seqlens": bounds, "first_row": firsts, "pool_bounds": pool_bounds,
         "table_row": _spread(np.repeat(_column(parts, "table"), rows) + local, t),
         "patch_row": _spread(np.repeat(patches - starts, rows) + np.arange(ends[-1]), t),
-        "row_slot": _spread(np.repeat(_column(parts, "slot"), rows), t),
-        "segment_slot": _spread(np.repeat(_column(parts, "slot"), images), s),
+        "row_slot": _spread(np.repeat(own, rows), t),
+        "segment_slot": _spread(np.repeat(own, images), s),
     }  # fmt: skip
     if any(p.rope is not None for p in parts):
         arrays["rope_row"] = _spread(np.repeat([p.rope or 0 for p in parts], rows) + local, t)
@@ -149,6 +162,14 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
     runs = {"rows": _runs(slots, starts, ends), "pooled": _runs(slots, pooled_ends - images, pooled_ends)}
     arrays["rows"] = tile_map(runs["rows"], TILE, t // TILE + s)
     arrays["pooled"] = tile_map(runs["pooled"], POOLED_TILE, s // POOLED_TILE + s)
+    if bucket.thin:
+        thin = [i for i, p in enumerate(parts) if p.thin is not None]
+        slots = [int(parts[i].thin or 0) for i in thin]
+        of_rows, of_pooled = (
+            _runs(slots, e[thin] - n[thin], e[thin]) for n, e in ((rows, ends), (images, pooled_ends))
+        )
+        arrays["thin_rows"] = tile_map(of_rows, TILE, t // TILE + s)
+        arrays["thin_pooled"] = tile_map(of_pooled, POOLED_TILE, s // POOLED_TILE + s)
 
     by_head = sorted(range(len(parts)), key=lambda i: (parts[i].head or (0, 0), i)) if heads else range(len(parts))
     order = np.concatenate([np.arange(pooled_ends[i] - images[i], pooled_ends[i]) for i in by_head])

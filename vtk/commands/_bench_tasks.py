@@ -7,7 +7,7 @@ from vtk.bank.config import BenchConfig
 from vtk.commands import _cli
 
 if TYPE_CHECKING:
-    from vtk.bank.bench_result import BenchResult
+    from vtk.bank.bench_result import BenchResult, SyntheticResult
 
 
 def run(argv: list[str], description: str) -> int:
@@ -20,8 +20,16 @@ def run(argv: list[str], description: str) -> int:
         examples=(
             "vtk tasks bench --pack runs/pets/task --pack runs/cars/task --images-per-task 4",
             "vtk tasks bench --pack runs/pets/task --copies 16 --batch 16,64",
+            "vtk tasks bench --tasks 100 --rank 16 --batch 1,16",
         ),
     )
+    if config.tasks is not None:
+        from vtk.bank.synthetic_bench import bench_synthetic
+
+        synthetic = bench_synthetic(config)
+        print_synthetic(synthetic)
+        console.emit_json(synthetic.to_dict())
+        return 0
     from vtk.bank.bench import bench
 
     result = bench(config)
@@ -51,3 +59,44 @@ def print_result(result: "BenchResult") -> None:
         console.say(f"no fused sides: {result.not_fused}")
     worst = max(cell.max_difference for cell in result.cells)
     console.say(f"all logits agree {f'within {worst:.1e} of the largest' if worst else 'bit for bit'}")
+
+
+def print_synthetic(result: "SyntheticResult") -> None:
+    """Print what was measured of synthetic tasks, in 80 columns."""
+    ranks, (height, width) = ", ".join(map(str, result.ranks)), result.size
+    console.say(f"{result.tasks} synthetic tasks of {result.model}, {height}×{width} px, {result.classes} classes")
+    console.say(f"rank {ranks}, {result.pack_dtype} factors")
+    one = result.bytes.one_model
+    held = (
+        ("one model", one), ("bank", result.bytes.bank), ("  its base and shared tables", result.bytes.bank_base),
+        (f"{result.tasks} separate models", result.bytes.separate), ("packs on disk", result.bytes.packs),
+    )  # fmt: skip
+    rows = [(what, console.size(size), f"{size / one:.2f}") for what, size in held]
+    console.table(f"weights, {result.dtype} on {result.device}", ("", "bytes", "× one model"), rows, left=(0,))
+    timed = []
+    for cell in result.cells:
+        for i, (name, side) in enumerate(cell.sides.items()):
+            first = ("", "") if i else (cell.images, cell.tasks)
+            numbers = (
+                f"{side.latency_ms:.2f}",
+                f"{side.images_per_s:.1f}",
+                f"{side.of_one:.2f}",
+                f"{side.speedup:.2f}",
+            )
+            timed.append((*first, name, *numbers))
+    console.table(
+        f"one call, medians of {result.rounds} rounds",
+        ("images", "tasks", "side", "ms", "images/s", "time of one", "× separate"), timed, left=(2,),
+    )  # fmt: skip
+    if result.models_held < result.tasks:
+        console.say(f"separate models: {result.models_held} were timed, in turn; their bytes are those of one each")
+    for cell in result.cells:
+        if cell.idle is not None:
+            console.say(f"{result.tasks - cell.tasks} idle tasks: {cell.idle:.2f} times a bank of {cell.tasks}")
+    adding = result.adding
+    console.say(
+        f"adding a task: {adding.median_ms:.1f} ms; early {adding.early_ms:.1f}, late {adding.late_ms:.1f}, "
+        f"the first {adding.first_ms:.0f}"
+    )
+    worst = max(cell.max_difference for cell in result.cells)
+    console.say(f"logits of the bank and of each task's model agree within {worst:.1e} of the largest")

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console, filesets, formats
+from vtk.bank.config import BenchConfig
+from vtk.bank.synthetic_bench import bench_synthetic
+from vtk.commands._bench_tasks import print_synthetic
 from vtk.data.digits import write_digits
 from vtk.errors import VerificationError
 from vtk.marks import json_with
@@ -50,7 +53,7 @@ def _is_demo(out: Path) -> bool:
 def _run(out: Path, seed: int, start: float) -> int:
     formats.write_json(out / _MARK, {"finished": False})
 
-    _heading("1/5  a base: train all weights of a small ViT on handwritten digits")
+    _heading("1/6  a base: train all weights of a small ViT on handwritten digits")
     digits = write_digits(out / "data" / "digits", "digits")
     parity = write_digits(out / "data" / "parity", "parity")
     base = finetune(_config(digits, out / "base", seed, train="full", pretrained=False, img_size=32,
@@ -58,19 +61,23 @@ def _run(out: Path, seed: int, start: float) -> int:
     weights = out / "base.safetensors"
     merge_task(base.task, weights, overwrite=True)
 
-    _heading("2/5  two tasks: fine-tune attention only, ten digits at 32 px, odd or even at 48 px")
+    _heading("2/6  two tasks: fine-tune attention only, ten digits at 32 px, odd or even at 48 px")
     shared = {"weights": weights, "model_kwargs": MODEL_KWARGS, "train": "attn"}
     first = finetune(_config(digits, out / "digits", seed, img_size=32, epochs=2, lr=2e-4, **shared))
     second = finetune(_config(parity, out / "parity", seed, img_size=48, epochs=2, lr=3e-4, **shared))
 
-    _heading("3/5  compare the two packs")
+    _heading("3/6  compare the two packs")
     diff = _shared(first, second)
 
-    _heading("4/5  export to ONNX, verified against PyTorch")
+    _heading("4/6  a hundred tasks on this base, as low-rank factors with random values")
+    many = bench_synthetic(BenchConfig(tasks=100, rank=(8,), pack=(first.task,), rounds=7, device="cpu", seed=seed))
+    print_synthetic(many)
+
+    _heading("5/6  export to ONNX, verified against PyTorch")
     config = OnnxConfig(out=out / "onnx", data=parity / "val", overwrite=True)
     exported = export_onnx(open_source(str(second.task)), config)
 
-    _heading("5/5  measure latency per batch size")
+    _heading("6/6  measure latency per batch size")
     result = profile(
         second.task,
         ProfileConfig(backends=("eager", "ort-cpu"), duration=0.5, out=out / "profile", seed=seed, overwrite=True),
@@ -83,7 +90,10 @@ def _run(out: Path, seed: int, start: float) -> int:
         console.say(f"{what:<14} {path}")
     seconds = time.perf_counter() - start
     console.say(f"done in {seconds:.0f} s")
-    report = {"finished": True, "seconds": seconds, "profile_exit_code": result.exit_code, **summary}
+    report = {
+        "finished": True, "seconds": seconds, "profile_exit_code": result.exit_code, "hundred": many.to_dict(),
+        **summary,
+    }  # fmt: skip
     formats.write_json(out / _MARK, report)
     _check(summary["top1"], result.exit_code)
     console.emit_json(report)

@@ -16,7 +16,7 @@ _TEXT = """Write models into a model repository of Triton Inference Server: conf
 onnxruntime: each source is a model with a whole copy of its weights, input `pixel_values`, output `logits`. tensorrt:
 the same, with engines that the server builds on its GPU, or with an --engine that was built for it. python: all packs
 of one base are one model on numpy and onnxruntime, shared weights in memory once. vtk: the same in a bank of
-this toolkit; a batch can mix tasks, and exporting again with other packs adds and removes tasks while it serves.
+this toolkit; a batch can mix tasks, and exporting again, or --update and --remove, changes its tasks while it serves.
 Models of tasks take a `task` name beside each image and give `logits`, `label` and `score`.
 
 With --with-preproc a model takes images: in its graph (`images`, uint8 RGB), or by a step of its own before it, which
@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
         examples=(
             "vtk export triton runs/pets --out models --data data/pets",
             "vtk export triton pets=runs/a/task cars=runs/b/task --backend vtk --name vit --out models --warmup",
+            "vtk export triton dogs=runs/dogs --update --remove cars --backend vtk --name vit --out models",
             "vtk export triton pets=runs/a/task cars=runs/b/task --name vit --with-preproc --out models",
             "vtk export triton runs/pets --int8 static --profile 1,8 --data data/pets --out models",
             "vtk export triton runs/pets --backend tensorrt --engine exports/pets-trt --out models",

@@ -1,6 +1,6 @@
 """``vtk tasks bundle``, ``convert``, ``to-peft`` and ``from-peft``: conversions of packs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,8 @@ def _to_peft(argv: list[str]) -> int:
     )  # fmt: skip
     apart = console.deviation("the pack's", made.max_difference)
     console.say(
-        f"wrote {config.out}: adapter {console.size(made.adapter_bytes)} for {len(made.modules)} modules"
+        f"wrote {config.out}: {made.tuner} adapter {console.size(made.adapter_bytes)} for {len(made.modules)} modules"
+        + (f" of rank {_range(made.ranks.values())}" if made.ranks else "")
         + (f", base.safetensors {console.size(made.base_bytes)}" if made.base_bytes else "")
         + f"; its logits {apart}"
     )
@@ -88,7 +89,8 @@ def _to_peft(argv: list[str]) -> int:
         console.say(f"not expressible as an adapter, so stored in base.safetensors: {', '.join(made.in_base)}")
     console.say("in that folder, load it with timm and PEFT:", *made.code.splitlines())
     console.emit_json({
-        "path": str(config.out), "modules": list(made.modules), "in_base": list(made.in_base),
+        "path": str(config.out), "tuner": made.tuner, "modules": list(made.modules), "ranks": dict(made.ranks),
+        "in_base": list(made.in_base),
         "adapter_bytes": made.adapter_bytes, "base_bytes": made.base_bytes, "max_difference": made.max_difference,
         "code": made.code,
     })  # fmt: skip
@@ -120,6 +122,11 @@ def _from_peft(argv: list[str]) -> int:
         "path": str(config.out), "pack_bytes": size, "classes": list(card.classes), "trained": card.pack["trained"],
     })  # fmt: skip
     return 0
+
+
+def _range(ranks: Collection[int]) -> str:
+    least, most = min(ranks), max(ranks)
+    return str(least) if least == most else f"{least}–{most}"
 
 
 def _classes(words: Sequence[str]) -> tuple[str, ...]:

@@ -2,18 +2,20 @@
 
 import sys
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 
 from vtk import console
-from vtk.commands import _cli, _hub_tasks, _peft_tasks
+from vtk.commands import _cli, _compress_tasks, _hub_tasks, _peft_tasks
 from vtk.errors import DataError, UsageError
 from vtk.packs.config import DiffConfig, ListConfig, MergeConfig
 
 _HELP = {
-    "list": "list the packs under folders: model, size, classes, accuracy, base, bytes",
+    "list": "list the packs under folders: model, size, classes, accuracy, base, bytes, rank",
     "diff": "compare a pack with its base or with another pack",
     "merge": "merge base and pack into one checkpoint, which plain timm loads",
     "bench": "measure several packs on one base against as many separate models",
+    **_compress_tasks.HELP,
     **_peft_tasks.HELP,
     **_hub_tasks.HELP,
 }
@@ -28,7 +30,7 @@ def main(argv: list[str]) -> int:
         return 0
     if argv[0] not in _HELP:
         raise UsageError(f"`vtk tasks {argv[0]}` is unknown; choose one of: {', '.join(_HELP)}")
-    for group in (_peft_tasks, _hub_tasks):
+    for group in (_compress_tasks, _peft_tasks, _hub_tasks):
         if argv[0] in group.HELP:
             return group.run(argv[0], argv[1:])
     return getattr(sys.modules[__name__], f"run_{argv[0]}")(argv[1:])
@@ -41,12 +43,14 @@ def run_list(argv: list[str]) -> int:
         examples=("vtk tasks list runs",),
     )  # fmt: skip
     from vtk.packs.cards import find_packs, pack_bytes, read_card
+    from vtk.packs.factor_facts import drop_of, ranks_of
 
     rows, packs = [], []
     for folder in map(Path, config.folders):
         for path in find_packs(folder):
             try:
                 card, size = read_card(path), pack_bytes(path)
+                ranks = ranks_of(card, path)
             except DataError as error:
                 console.warn(f"skipped: {error}")
                 continue
@@ -54,18 +58,21 @@ def run_list(argv: list[str]) -> int:
                 console.warn(f"skipped: {path}: {error.strerror or error}")
                 continue
             base = card.base.id[:8] if card.base else None
-            top1 = card.metrics.get("top1")
+            top1, drop = card.metrics.get("top1"), drop_of(card)
             pixels = f"{card.input.height}×{card.input.width}"
             rows.append((path, card.model.name, pixels, len(card.classes),
-                         None if top1 is None else console.percent(top1), base, console.size(size)))  # fmt: skip
+                         None if top1 is None else console.percent(top1), base, console.size(size),
+                         ranks, None if drop is None else f"{100 * drop:.2f}"))  # fmt: skip
             packs.append({"path": str(path), "model": card.model.name, "height": card.input.height,
                           "width": card.input.width, "classes": len(card.classes), "top1": top1,
-                          "base": card.base.id if card.base else None, "pack_bytes": size})  # fmt: skip
+                          "base": card.base.id if card.base else None, "pack_bytes": size,
+                          "rank": None if ranks is None else asdict(ranks), "drop": drop})  # fmt: skip
     if not packs:
         console.say(f"no packs under {', '.join(config.folders)}; `vtk finetune` writes them")
     else:
-        console.table(f"{len(packs)} packs", ("pack", "model", "px", "classes", "top-1", "base", "size"), rows,
-                      left=(0, 1, 5))  # fmt: skip
+        columns = ("pack", "model", "px", "classes", "top-1", "base", "size", "rank", "drop in points")
+        shown = len(columns) if any(pack["rank"] for pack in packs) else -2  # most folders have no such packs
+        console.table(f"{len(packs)} packs", columns[:shown], [row[:shown] for row in rows], left=(0, 1, 5))
     console.emit_json({"packs": packs})
     return 0
 

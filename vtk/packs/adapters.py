@@ -1,6 +1,8 @@
 """File names and functions that reading and writing PEFT adapters share."""
 
+import re
 import warnings
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from vtk.packs.plain import PlainCall, plain_call
 CONFIG, WEIGHTS, BASE, README = "adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"
 CARD_KEY = "vtk_peft"
 """Metadata key of both files: the card, so that `vtk.packs.from_peft` needs no flags."""
+PREFIX = "base_model.model."
+"""Before timm's names in an adapter's file."""
 
 
 def import_peft() -> Any:
@@ -53,3 +57,32 @@ def put_adapter(peft: Any, model: nn.Module, folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu").eval()
+
+
+def called_leaves(model: nn.Module, spec: InputSpec) -> set[str]:
+    """Return the modules without children that hold tensors and that a forward pass calls."""
+    names = {m: n for n, m in model.named_modules() if n and not any(m.children()) and m.state_dict()}
+    called: set[str] = set()
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: called.add(name)
+
+    hooks = [module.register_forward_hook(note(name)) for module, name in names.items()]
+    try:
+        with torch.inference_mode():
+            model(random_images(spec, 1))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
+
+
+def exact_pattern(chosen: list[str], names: Iterable[str]) -> str:
+    """Return a regular expression for exactly ``chosen`` among ``names``; numbers are joined where all are chosen."""
+    others = set(names) - set(chosen)
+    parts: dict[str, None] = {}
+    for name in chosen:
+        joined = re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name))
+        exact = re.escape(name) if any(re.fullmatch(joined, other) for other in others) else joined
+        parts[exact] = None
+    return "|".join(parts)

@@ -50,6 +50,19 @@ def store_base(base: Base) -> Path:
     return path
 
 
+def stored_tables(base: Base) -> frozenset[str]:
+    """Return the names of the base tensors outside its id that the stored copy has with the same values.
+
+    Two files with one id can have other position tables, and the copy is of whichever came first.
+    """
+    path = stored_base(base.ref.id)
+    if not path.is_file():
+        return frozenset()
+    tensors, _ = read_safetensors(path)
+    own = base.tensors.keys() - base.hashes.keys()
+    return frozenset(k for k in own & tensors.keys() if tensor_hash(tensors[k]) == tensor_hash(base.tensors[k]))
+
+
 def base_keys(card: Card, where: str | Path) -> Callable[[str], str | None]:
     """Return the map from a tensor's name in the model to its name in the base, or to None if the base has none.
 

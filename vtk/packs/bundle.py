@@ -7,9 +7,11 @@ bundles, and weights can be mapped into memory without unpacking.
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+from torch import Tensor
 
 from vtk.card import Card
 from vtk.errors import UsageError
@@ -22,8 +24,11 @@ from vtk.packs.adapters import README
 from vtk.packs.base_files import BUNDLED, base_keys, base_start
 from vtk.packs.cards import CARD, HASHES, TENSORS, read_hashes
 from vtk.packs.checkpoint_readme import IS_BUNDLE, bundle_page
+from vtk.packs.config import PackDtype
+from vtk.packs.factors import starts_of
 from vtk.packs.load import Task, load_task, needed_names
-from vtk.packs.pack import PackDtype, store, write_pack
+from vtk.packs.pack import write_pack
+from vtk.packs.rounding import store, store_factors
 
 _CARD = json_with("model", "input", "classes", "schema")
 PACK_MARKS = {CARD: _CARD, **dict.fromkeys((HASHES, TENSORS, BUNDLED), beside(CARD, _CARD)), README: IS_BUNDLE}
@@ -65,8 +70,8 @@ def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None =
     Args:
         path: the pack, or a bundle.
         out: folder to write.
-        dtype: of the stored tensors. int8 stores differences from base tensors that a bundle lacks, so it needs
-            ``base`` there.
+        dtype: of the stored tensors; of a pack of factors, of these. Without factors, int8 stores differences from
+            base tensors that a bundle lacks, so it needs ``base`` there.
         base: file with the base weights; by default they are looked up.
         overwrite: replace an existing pack or bundle.
 
@@ -83,28 +88,43 @@ def convert_task(path: Path, out: Path, dtype: PackDtype, *, base: Path | None =
     with claim_out(out, PACK_MARKS, overwrite=overwrite):
         task = load_task(path, base=base)
         assert task.base is not None
-        state, trained = task.model.state_dict(), task.card.pack.get("trained", ())
-        tensors = {name: state[name].clone() for name in sorted(task.carried)}
         keys, hashes = base_keys(task.card, path), read_hashes(task.path)
-        absent = hashes.keys() - task.base.tensors.keys()
-        if task.bundled and dtype == "int8" and any(v.ndim == 2 and keys(k) in absent for k, v in tensors.items()):
-            raise UsageError(
-                f"{path} is a bundle, which lacks the base's values of the tensors that its pack holds; int8 stores "
-                "the differences from these: give --base FILE"
-            )
-        stored, facts = store(
-            tensors, dtype, trained=trained, start=base_start(task.base, keys), model=lambda: task.model,
-            spec=task.card.input,
-        )  # fmt: skip
+        stored, facts = _convert(task, dtype, keys, hashes, path)
         before = task.card.pack
         facts["converted_from"] = before.get("converted_from") or before.get("dtype", "fp32")
-        card = dataclasses.replace(task.card, pack=facts)
+        kept = {key: value for key, value in before.items() if key != "drift"}
+        card = dataclasses.replace(task.card, pack={**kept, **facts})
         with replace_dir(out) as tmp:
             write_pack(tmp, stored, hashes, card)
             if (task.path / BUNDLED).is_file():
-                _write_base(tmp, task, needed_names(stored, hashes, keys))
+                _write_base(tmp, task, task.needed if task.factors else needed_names(stored, hashes, keys))
                 _write_page(tmp, card)
         return card
+
+
+def _convert(
+    task: Task, dtype: PackDtype, keys: Callable[[str], str | None], hashes: Collection[str], path: Path
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of the new file and the card's ``pack``."""
+    assert task.base is not None
+    state, trained = task.model.state_dict(), task.card.pack.get("trained", ())
+    if task.factors:
+        exact = {name: state[name] for name in sorted(task.carried - task.factors.keys())}
+        return store_factors(
+            exact, dtype, task.factors, trained=trained, starts=starts_of(task.card),
+            model=lambda: task.model, spec=task.card.input,
+        )  # fmt: skip
+    tensors = {name: state[name].clone() for name in sorted(task.carried)}
+    absent = set(hashes) - task.base.tensors.keys()
+    if task.bundled and dtype == "int8" and any(v.ndim == 2 and keys(k) in absent for k, v in tensors.items()):
+        raise UsageError(
+            f"{path} is a bundle, which lacks the base's values of the tensors that its pack holds; int8 stores "
+            "the differences from these: give --base FILE"
+        )
+    return store(
+        tensors, dtype, trained=trained, start=base_start(task.base, keys), model=lambda: task.model,
+        spec=task.card.input,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -137,7 +157,8 @@ def _write_base(folder: Path, task: Task, names: Collection[str]) -> None:
 
 
 def _write_page(folder: Path, card: Card) -> None:
-    """Write the README of a bundle; plain timm loads neither int8 nor names that transforms changed."""
-    union = card.pack.get("dtype") != "int8" and all(t.op == "adapt_input" for t in card.transforms)
+    """Write the README of a bundle; plain timm loads neither int8, factors nor names that transforms changed."""
+    whole = card.pack.get("dtype") != "int8" and not card.pack.get("factors")
+    union = whole and all(t.op == "adapt_input" for t in card.transforms)
     text = bundle_page(card, BUNDLED, TENSORS, union=union)
     write_text(folder / README, text)

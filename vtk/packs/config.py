@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import Base, ImgSize, Out, OutFile, Overwrite
+from vtk.options.shared import Base, ImgSize, Out, OutFile, Overwrite, RunDevice, Seed, Workers
 
 PackDtype = Literal["fp32", "bf16", "int8"]
 Pack = Annotated[Path, Option("a pack, a bundle, or a run folder (its best pack)", "source", often=True)]
@@ -70,6 +70,64 @@ class ConvertConfig(Config):
     out: Out
     base: Base = None
     overwrite: Overwrite = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressConfig(Config):
+    """The pack to store as low-rank factors, and how their ranks are chosen and judged."""
+
+    GROUP: ClassVar[str] = "ranks"
+
+    pack: Pack
+    out: Out
+    rank: Annotated[
+        int | Literal["auto"],
+        Option(
+            "mean rank of the factors; auto: the smallest within --max-drop on held-out images of --data", often=True,
+            least=0, allowed="a rank, at least 0, or auto",
+        ),
+    ] = "auto"  # fmt: skip
+    max_drop: Annotated[
+        float, Option("--rank auto: allowed drop of the metric, in percentage points", often=True, least=0, most=100)
+    ] = 0.5
+    metric: Annotated[
+        Literal["auto", "top1", "balanced_accuracy", "mAP"],
+        Option("metric that is compared (default: top1, or mAP with several labels)"),
+    ] = "auto"
+    data: Annotated[
+        Path | None,
+        Option("train/ and val/, class folders, or a table; training images weigh, held-out ones judge", "data",
+               often=True),
+    ] = None  # fmt: skip
+    tune: Annotated[
+        int | None,
+        Option("tune the factors for N steps to the full pack's logits on training images", often=True, least=1,
+               metavar="N"),
+    ] = None  # fmt: skip
+    pack_dtype: Annotated[PackDtype, Option("precision of the factors; all else stays fp32", "output", often=True)] = (
+        "bf16"
+    )
+    base: Base = None
+    device: RunDevice = None
+    workers: Workers = None
+    seed: Seed = 0
+    overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """Refuse what needs images that were not given, and options that would have no effect."""
+        if self.rank != "auto" and self.max_drop != CompressConfig.max_drop:
+            raise UsageError(f"`--max-drop` is for --rank auto; with --rank {self.rank} leave it out")
+        if self.data is not None:
+            return
+        if self.rank == "auto":
+            raise UsageError(
+                "`--rank auto` chooses the rank on held-out images; give --data FOLDER, or --rank R, of which nothing "
+                "is then measured"
+            )
+        if self.tune is not None:
+            raise UsageError("`--tune` learns from training images; give --data FOLDER")
+        if self.metric != "auto":
+            raise UsageError("`--metric` is measured on held-out images; give --data FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)

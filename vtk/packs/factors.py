@@ -7,27 +7,28 @@ size. A parameter of more than two axes counts as a matrix of all its axes but t
 tensors of such a pack are exact.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vtk.card import FACTORS_SCHEMA, Card
+from vtk.card import Card
 from vtk.errors import DataError
 from vtk.models.devices import DTYPES
+from vtk.models.weights.base import base_id
 from vtk.models.weights.files import read_safetensors
-from vtk.packs.cards import TENSORS, find_pack, read_card, read_hashes
+from vtk.models.weights.torch_file import NARROW
+from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card, read_hashes
+from vtk.packs.factor_checks import PARTS, check_parts
+from vtk.packs.factor_facts import WRONG, read_facts
+from vtk.packs.int8 import SCALE
+from vtk.text import printable
 
 FactorDtype = Literal["fp32", "bf16", "int8"]
-PARTS = (":a", ":b", ":a:scale", ":b:scale")
-"""Ends of the names of a matrix's tensors."""
-
 _STEPS = 127
-_MAX_SCALE = 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,12 @@ class Factors:
         """Cut a change (…, K) to its ``rank`` largest singular values, computed in fp64; all of them by default.
 
         Both factors take the square root of each singular value, so that neither needs a wider range than the other.
+
+        Raises:
+            DataError: the change holds numbers that are not finite.
         """
+        if not bool(change.isfinite().all()):
+            raise DataError("a change of a matrix holds numbers that are not finite; its training went wrong")
         flat = change.detach().cpu().double().reshape(-1, change.shape[-1])
         u, s, vh = torch.linalg.svd(flat, full_matrices=False)
         r = len(s) if rank is None else min(rank, len(s))
@@ -72,16 +78,21 @@ class Factors:
 
     def values(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Return a (r, K) and b (F, r) in a floating type, all scales in them."""
-        wide = torch.promote_types(dtype, torch.float32)
-        a, b = self.a.to(wide), self.b.to(wide)
-        if self.a_scale is not None and self.b_scale is not None:
-            a, b = a * self.a_scale.to(wide)[:, None], b * self.b_scale.to(wide)
+        a, b = self.matrices(torch.promote_types(dtype, torch.float32))
         return a.to(dtype), (b * self.scale if self.scale != 1 else b).to(dtype)
 
+    def matrices(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return a (r, K) and b (F, r) in fp32 or fp64, the scales of int8 in them, but not `scale`."""
+        a, b = self.a.to(dtype), self.b.to(dtype)
+        if self.a_scale is not None and self.b_scale is not None:
+            a, b = a * self.a_scale.to(dtype)[:, None], b * self.b_scale.to(dtype)
+        return a, b
+
     def change(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the change (F, K), computed in fp32, or in fp64 for it."""
-        a, b = self.values(torch.promote_types(dtype, torch.float32))
-        return (b @ a).to(dtype)
+        """Return the change (F, K), computed in fp32, or in fp64 for it; (0, 0) for a rank 0 read from a file."""
+        a, b = self.matrices(torch.promote_types(dtype, torch.float32))
+        product = b @ a  # scaled after it, as PEFT does, so that its merge has the same bits
+        return (product * self.scale if self.scale != 1 else product).to(dtype)
 
     def to(self, dtype: FactorDtype) -> "Factors":
         """Return the same change in another type; int8 has one scale for each component of a and of b."""
@@ -89,7 +100,7 @@ class Factors:
             kind = DTYPES[dtype]
             if self.a_scale is None:
                 return Factors(self.a.to(kind), self.b.to(kind), self.scale)
-            a, b = Factors(self.a, self.b, 1.0, self.a_scale, self.b_scale).values()
+            a, b = self.matrices()
             return Factors(a.to(kind), b.to(kind), self.scale)
         if self.a_scale is not None:
             return self
@@ -126,21 +137,78 @@ class PackTensors:
 
 
 def read_pack(path: str | Path, card: Card | None = None) -> PackTensors:
-    """Read the files of a pack; neither the base is needed nor a model built.
+    """Read the files of a pack and check them; neither the base is needed nor a model built.
 
     Args:
-        path: folder of the pack.
+        path: folder of the pack, or of its run.
         card: of it, where it was read.
 
     Raises:
         DataError: no pack, or a damaged one.
     """
-    folder = find_pack(Path(path))
-    card = card or read_card(folder)
-    hashes = read_hashes(folder)
+    pack = read_files(find_pack(Path(path)), card)
+    check_trained(pack)
+    return pack
+
+
+def read_files(folder: Path, card: Card | None = None) -> PackTensors:
+    """Read the files of a pack's folder as `read_pack` does, without `check_trained`.
+
+    Raises:
+        DataError: as `read_pack`.
+    """
+    card, hashes = card or read_card(folder), read_hashes(folder)
+    if card.base is None or base_id(hashes) != card.base.id:
+        raise DataError(f"{folder}: {CARD} and {HASHES} name different bases; the pack was edited")
     stored, _ = read_safetensors(folder / TENSORS)
     dense, factors = split_tensors(stored, card, folder)
+    for name, value in dense.items():
+        if value.dtype in NARROW or value.is_complex():
+            raise DataError(f"{folder}: `{printable(name)}` holds {value.dtype}, as no pack does; {WRONG}")
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            raise DataError(f"{folder}: `{printable(name)}` holds numbers that are not finite; its training went wrong")
     return PackTensors(folder, card, hashes, dense, factors)
+
+
+def check_trained(pack: PackTensors) -> None:
+    """Refuse a pack without a tensor that its card says was trained.
+
+    Raises:
+        DataError: names the tensor.
+    """
+    held = {name.removesuffix(SCALE) for name in pack.dense} | pack.factors.keys()
+    if lost := sorted(set(pack.card.pack.get("trained", ())) - held):
+        raise DataError(
+            f"{pack.path} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
+        )
+
+
+def merge_factors(model: nn.Module, factors: Mapping[str, Factors], where: str | Path) -> None:
+    """Add changes to the parameters of a model as created from its base, in place.
+
+    Raises:
+        DataError: the model has no such matrix, or one of another shape.
+    """
+    state = model.state_dict()
+    with torch.no_grad():
+        for name, change in factors.items():
+            value = state.get(name)
+            if value is None:
+                raise DataError(f"{where} holds factors of `{name}`, which its model does not have; {WRONG}")
+            if value.ndim < 2 or not value.is_floating_point():
+                raise DataError(
+                    f"{where} holds factors of `{name}`, which is no matrix but {value.dtype} of shape "
+                    f"{tuple(value.shape)}; {WRONG}"
+                )
+            shape = (value[..., 0].numel(), value.shape[-1])
+            if not change.rank:
+                continue
+            if (len(change.b), change.a.shape[1]) != shape:
+                raise DataError(
+                    f"{where}: the factors of `{name}` make a matrix {(len(change.b), change.a.shape[1])}, by its card "
+                    f"it is {shape}; {WRONG}"
+                )
+            value += change.change(value.dtype).reshape(value.shape)
 
 
 def card_facts(factors: Mapping[str, Factors], starts: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -158,8 +226,7 @@ def card_facts(factors: Mapping[str, Factors], starts: Mapping[str, str]) -> dic
 
 def starts_of(card: Card) -> dict[str, str]:
     """Return the hashes of base tensors that `card_facts` recorded, by name in the model."""
-    facts = card.pack.get("factors", {})
-    return {name: fact["start"] for name, fact in facts.items() if isinstance(fact, Mapping) and "start" in fact}
+    return {name: fact.start for name, fact in read_facts(card, "the card").items() if fact.start is not None}
 
 
 def split_tensors(
@@ -175,58 +242,18 @@ def split_tensors(
     Raises:
         DataError: the card and the tensors do not agree, or factors have impossible shapes, types or values.
     """
-    facts = card.pack.get("factors", {})
-    if not isinstance(facts, Mapping) or bool(facts) != (card.schema >= FACTORS_SCHEMA):
-        raise DataError(
-            f"{where}: its card's `schema` {card.schema} and `pack.factors` contradict each other; {_WRONG}"
-        )
     dense, factors = dict(stored), {}
-    for name, fact in facts.items():
-        rank, scale = _read_fact(name, fact, where)
+    for name, fact in read_facts(card, where).items():
         if name in dense:
-            raise DataError(f"{where} holds `{name}` both whole and as factors; {_WRONG}")
+            raise DataError(f"{where} holds `{name}` both whole and as factors; {WRONG}")
         parts = [dense.pop(name + end, None) for end in PARTS]
-        factors[name] = _checked(name, rank, scale, parts, where)
-    if odd := next((name for name in dense if name.endswith(PARTS)), None):
-        raise DataError(f"{where} holds `{odd}`, which its card does not list among the factors; {_WRONG}")
+        check_parts(name, fact, card.pack["dtype"], parts, where)
+        a, b, a_scale, b_scale = parts
+        none = torch.empty(0, 0)
+        factors[name] = Factors(none if a is None else a, none if b is None else b, fact.scale, a_scale, b_scale)
+    if factors and (odd := next((name for name in dense if ":" in name), None)):
+        raise DataError(f"{where} holds `{printable(odd)}`, which its card does not list among the factors; {WRONG}")
     return dense, factors
-
-
-_WRONG = "the pack was edited or its files mixed"
-
-
-def _read_fact(name: str, fact: Any, where: str | Path) -> tuple[int, float]:
-    rank, scale = (fact.get("rank"), fact.get("scale", 1.0)) if isinstance(fact, Mapping) else (None, None)
-    if type(rank) is not int or rank < 0 or not isinstance(scale, (int, float)) or isinstance(scale, bool):
-        raise DataError(f"{where}: its card has no rank and scale for `{name}`; {_WRONG}")
-    if not math.isfinite(scale) or abs(scale) > _MAX_SCALE:
-        raise DataError(f"{where}: the scale of `{name}` is {scale}; {_WRONG}")
-    return rank, float(scale)
-
-
-def _checked(name: str, rank: int, scale: float, parts: list[Tensor | None], where: str | Path) -> Factors:
-    a, b, a_scale, b_scale = parts
-    if rank == 0 and all(part is None for part in parts):
-        return Factors(torch.empty(0, 0), torch.empty(0, 0), scale)
-    if a is None or b is None:
-        raise DataError(f"{where} lacks the factors of `{name}`, of rank {rank} by its card; {_WRONG}")
-    if a.ndim != 2 or b.ndim != 2 or len(a) != rank or b.shape[1] != rank or a.dtype != b.dtype:
-        raise DataError(
-            f"{where}: the factors of `{name}` are {tuple(a.shape)} {a.dtype} and {tuple(b.shape)} {b.dtype}; by its "
-            f"card they are ({rank}, columns) and (rows, {rank}) of one type; {_WRONG}"
-        )
-    coded = a.dtype == torch.int8
-    if not coded and a.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise DataError(f"{where}: the factors of `{name}` are {a.dtype}; they are floating point or int8; {_WRONG}")
-    for values in (a_scale, b_scale):
-        if (values is not None) != coded or (values is not None and tuple(values.shape) != (rank,)):
-            raise DataError(f"{where}: the scales of the factors of `{name}` do not fit its {a.dtype}; {_WRONG}")
-    for values in parts:
-        if values is not None and values.is_floating_point() and not bool(values.isfinite().all()):
-            raise DataError(
-                f"{where}: the factors of `{name}` hold numbers that are not finite; its training went wrong"
-            )
-    return Factors(a, b, scale, a_scale, b_scale)
 
 
 def _step(values: Tensor, axis: int) -> Tensor:

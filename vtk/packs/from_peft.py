@@ -23,6 +23,7 @@ from vtk.packs.bundle import PACK_MARKS, claim_out
 from vtk.packs.cards import read_card
 from vtk.packs.expressions import check_config
 from vtk.packs.load import build_from_card
+from vtk.packs.lora_factors import as_stored, unchanged_tables
 from vtk.packs.pack import save_task, select_tensors
 from vtk.packs.peft_merge import check_complete, merge_adapter
 from vtk.readers import reading
@@ -85,12 +86,15 @@ def from_peft(
         created = build_from_card(card, base=_read_base(base or adapter / BASE, card))
         modules = (name for name, _ in created.model.named_modules())
         check_config(config, adapter / CONFIG, (*modules, *created.model.state_dict()))
-        state = merge_adapter(peft, created, adapter, tensors, kind, card.input)
+        state, factors = merge_adapter(peft, created, adapter, tensors, kind, card.input)
         check_complete(created, state, adapter, len(card.classes))
         changed = select_tensors(state, created, ())[1]
         store_base(created.base)
         card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
-        return save_task(out, state=state, created=created, card=card, trained=changed)
+        dtype = as_stored(factors)
+        if factors:
+            factors |= unchanged_tables(created, state)
+        return save_task(out, state=state, created=created, card=card, trained=changed, dtype=dtype, factors=factors)
 
 
 def _read_config(adapter: Path) -> dict[str, Any]:

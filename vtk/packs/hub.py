@@ -10,14 +10,13 @@ from vtk import __version__
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.files import replace_dir
-from vtk.models.weights.base import base_id
-from vtk.models.weights.files import read_safetensors
 from vtk.packs.base_files import BUNDLED, base_keys, bundled_base
 from vtk.packs.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
-from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card, read_hashes
+from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack
+from vtk.packs.factors import read_pack
 from vtk.packs.hub_card import LIBRARY, public_card, readme
 from vtk.packs.hub_errors import check_online, check_repo_id, client, translate_errors
-from vtk.packs.load import needed_names
+from vtk.packs.load import base_needs
 from vtk.packs.pack import update_card
 
 README = "README.md"
@@ -154,18 +153,11 @@ def check_pack(folder: Path) -> Card:
         file = folder / name
         if not file.is_file() or file.is_symlink():
             raise DataError(f"{folder} is not a task pack: it has no {name}")
-    card = read_card(folder)
-    hashes = read_hashes(folder)
-    if card.base is None or base_id(hashes) != card.base.id:
-        raise DataError(f"{folder}: {CARD} and {HASHES} name different bases; the pack was edited")
-    stored, _ = read_safetensors(folder / TENSORS)
-    if lost := sorted(set(card.pack.get("trained", ())) - stored.keys()):
-        raise DataError(
-            f"{folder} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
-        )
+    pack = read_pack(folder)
+    needed, starts = base_needs(pack, base_keys(pack.card, folder))
     if (folder / BUNDLED).is_file():
-        bundled_base(folder, card, hashes, needed_names(stored, hashes, base_keys(card, folder)))
-    return card
+        bundled_base(folder, pack.card, pack.hashes, needed, starts)
+    return pack.card
 
 
 def _copy(pack: Path, copy: Path, *, with_base: bool, base: Path | None) -> None:

@@ -18,6 +18,7 @@ from vtk.card import BaseRef, Card
 from vtk.console import percent, size
 from vtk.evaluation import choice
 from vtk.markdown import block, span
+from vtk.packs.factor_facts import drop_of, ranks_of
 from vtk.packs.readme import answer, class_list, preprocessing
 from vtk.text import printable
 
@@ -133,10 +134,15 @@ def readme(
         *(f"transform: {span(t.op)} {span(t.args)}" for t in card.transforms),
         f"base: {span(card.base.source)}, id {span(card.base.id)}",
     ]
+    ranks = ranks_of(card, "the card")
+    stored = "the tensors of a Vision Transformer that training changed"
+    if ranks is not None:
+        stored += f", {ranks.matrices} matrices of them as low-rank factors"
+        facts.append(f"factors: {ranks.matrices} matrices, rank {ranks}, in {span(card.pack['dtype'])}")
     parts = [
         f"---\n{head}---\n\n# {name}\n",
-        f"A task pack of {LIBRARY}: the tensors of a Vision Transformer that training changed ({size(tensors_bytes)}), "
-        f"a description of the model (`task.json`) and a hash of each tensor of its base. {place}\n",
+        f"A task pack of {LIBRARY}: {stored} ({size(tensors_bytes)}), a description of the model (`task.json`) and a "
+        f"hash of each tensor of its base. {place}\n",
         f"## Use\n\n{block(f'vtk tasks pull {repo_id}{where} --out {local}', 'sh')}\n"
         f"Then `vtk eval {local} FOLDER` evaluates it, `vtk predict {local} IMAGES` labels images, and in Python:\n\n"
         + block(f'from vtk.packs import load_task\n\nmodel = load_task("{local}").model  # plain timm', "python"),
@@ -162,6 +168,8 @@ def _metrics(card: Card) -> str:
     for key, text in (("loss", "binary cross-entropy" if card.multi_label else "cross-entropy"), ("count", "images")):
         if (value := _number(card.metrics.get(key))) is not None:
             lines.append(f"- {text}: {value:g}\n")
+    if (drop := drop_of(card)) is not None:
+        lines.append(f"- lost by compression: {100 * drop:.2f} points\n")
     regime = card.regime
     if lines:
         lines.append(

@@ -16,13 +16,15 @@ from vtk.files import existing_dir
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import blank_model
 from vtk.models.task_parameters import head_names
-from vtk.models.weights.base import Base, base_id
+from vtk.models.weights.base import Base
 from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.torch_file import NARROW
 from vtk.packs.base_files import BUNDLED, base_keys, base_start, bundled_base, find_base
-from vtk.packs.cards import CARD, TENSORS, find_pack, read_card, read_hashes
-from vtk.packs.factors import Factors, split_tensors, starts_of
+from vtk.packs.cards import CARD, find_pack, read_card
+from vtk.packs.factor_facts import WRONG, check_names, read_facts, read_layout
+from vtk.packs.factors import Factors, PackTensors, check_trained, merge_factors, read_files
 from vtk.packs.int8 import differences, expand
+from vtk.text import printable
 
 if TYPE_CHECKING:  # Pillow and timm's transforms are for those who give images
     from vtk.evaluation.labels import Prediction
@@ -122,63 +124,51 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     if not folder.is_dir():
         what = f"there is no folder {folder}" if not folder.exists() else f"{folder} is a file"
         raise DataError(f"{what}; give the folder of a pack, which holds {CARD}")
-    folder = find_pack(folder)
-    card = read_card(folder)
-    hashes = read_hashes(folder)
-    if card.base is None or base_id(hashes) != card.base.id:
-        raise DataError(f"{folder}: task.json and base_tensors.json name different bases; the pack was edited")
+    pack = read_files(find_pack(folder))
+    card, folder, factors = pack.card, pack.path, pack.factors
     _blank(card, folder)  # a name or an argument that timm does not know is the card's fault, not a base's
-    stored, factors = split_tensors(read_safetensors(folder / TENSORS)[0], card, folder)
     keys = base_keys(card, folder)
-    starts = {keys(name) or name: digest for name, digest in starts_of(card).items()}
-    needed = needed_names(stored, hashes, keys) | starts.keys()
+    needed, starts = base_needs(pack, keys)
     bundled = base is None and (folder / BUNDLED).is_file()
     if bundled:
-        found = bundled_base(folder, card, hashes, needed, starts)
+        found = bundled_base(folder, card, pack.hashes, needed, starts)
     else:
-        found = find_base(card, hashes, needed, None if base is None else Path(base), starts)
-    tensors = expand(stored, base_start(found, keys), folder)
+        found = find_base(card, pack.hashes, needed, None if base is None else Path(base), starts)
+    tensors = expand(pack.dense, base_start(found, keys), folder)
     _check_amount(card, folder, [*tensors.values(), *found.tensors.values()])
     # only what the pack lacks: its own position table would else be resampled from the base's first
     tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
     rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), transform_tensors={})
+    if factors:  # tables are resampled as when the pack was made, whatever this file knows of its own
+        grid, size = read_layout(card, folder)
+        rest = dataclasses.replace(rest, grid=grid, size=size)
     created = _create(card, folder, base=rest)
     required = created.initial.keys() - factors.keys()
     check_complete(folder, tensors, created.model.state_dict(), required)
-    if lost := sorted(set(card.pack.get("trained", ())) - tensors.keys() - factors.keys()):
-        raise DataError(
-            f"{folder} lacks `{lost[0]}`, which its card says was trained; the file is truncated or of another pack"
-        )
+    check_trained(pack)
     created.model.load_state_dict({k: full_precision(v) for k, v in tensors.items()}, strict=False)
+    if new := next((name for name in factors if created.key_map.get(name, name) is None), None):
+        raise DataError(f"{folder} holds factors of `{new}`, which its base does not have in this shape; {WRONG}")
     merge_factors(created.model, factors, folder)
     carried = frozenset({**tensors, **factors})
     return Task(created.model.eval(), card, folder, found, carried, needed, bundled, factors)
 
 
-def merge_factors(model: nn.Module, factors: Mapping[str, Factors], where: str | Path) -> None:
-    """Add changes to the parameters of a model as created from its base, in place.
+def base_needs(pack: PackTensors, keys: Callable[[str], str | None]) -> tuple[frozenset[str], dict[str, str]]:
+    """Return the base tensors that a pack needs, and the hashes of those among them that the base's id leaves out.
+
+    Args:
+        pack: as read.
+        keys: name in the model to name in the base.
 
     Raises:
-        DataError: the model has no such parameter, or one of another shape.
+        DataError: factors that start from no tensor of the base.
     """
-    state = model.state_dict()
-    with torch.no_grad():
-        for name, change in factors.items():
-            if name not in state:
-                raise DataError(
-                    f"{where} holds factors of `{name}`, which its model does not have; the pack was edited or its "
-                    "files mixed"
-                )
-            value = state[name]
-            shape = (value[..., 0].numel(), value.shape[-1] if value.ndim else 1)
-            if change.rank and (len(change.b), change.a.shape[1]) != shape:
-                raise DataError(
-                    f"{where}: the factors of `{name}` make a matrix {(len(change.b), change.a.shape[1])}, by its card "
-                    f"it is {shape}; the pack was edited or its files mixed"
-                )
-            if change.rank:
-                value += change.change(value.dtype).reshape(value.shape)
+    facts = read_facts(pack.card, pack.path)
+    check_names(facts, keys, pack.hashes, pack.path)
+    starts = {str(keys(name)): fact.start for name, fact in facts.items() if fact.start is not None}
+    return needed_names(pack.dense, pack.hashes, keys) | starts.keys(), starts
 
 
 def needed_names(
@@ -187,7 +177,7 @@ def needed_names(
     """Return the base tensors that a pack needs: those it lacks, and those it stores differences from.
 
     Args:
-        stored: tensors of the pack's file.
+        stored: tensors of the pack's file, factors left out.
         hashes: of every tensor of the base.
         keys: name in the model to name in the base.
     """
@@ -282,9 +272,7 @@ def check_complete(
     """
     for key, value in tensors.items():
         if key not in state:
-            raise DataError(
-                f"{where} holds `{key}`, which its model does not have; the pack was edited or its files mixed"
-            )
+            raise DataError(f"{where} holds `{printable(key)}`, which its model does not have; {WRONG}")
         if value.shape != state[key].shape:
             raise DataError(f"{where}: `{key}` has shape {tuple(value.shape)}, its card says {tuple(state[key].shape)}")
         if value.is_floating_point() != state[key].is_floating_point() or value.dtype in NARROW:

@@ -22,7 +22,17 @@ from vtk.files import existing_dir, replace_dir, replace_file, write_text
 from vtk.formats import read_header, save_tensors
 from vtk.models.meta_model import shapes_only
 from vtk.models.weights.files import read_safetensors
-from vtk.packs.adapters import BASE, CARD_KEY, README, WEIGHTS, import_peft, put_adapter, random_images, timm_call
+from vtk.packs.adapters import (
+    BASE,
+    CARD_KEY,
+    PREFIX,
+    README,
+    WEIGHTS,
+    import_peft,
+    put_adapter,
+    random_images,
+    timm_call,
+)
 from vtk.packs.peft_readme import readme
 from vtk.packs.plain import PlainCall, separate_qkv_bias
 
@@ -30,7 +40,6 @@ ADAPTER = "default"
 """Name of the adapter inside a model in training; files do not have it."""
 
 _TOLERANCE = 1e-4
-_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
@@ -109,9 +118,9 @@ def save_lora(path: Path, lora: Lora, state: Mapping[str, Tensor], card: Card) -
     tensors = {}
     for module in lora.modules:
         for letter, name in zip("AB", lora.factors(module), strict=True):
-            tensors[f"{_PREFIX}{module}.lora_{letter}.weight"] = state[name]
+            tensors[f"{PREFIX}{module}.lora_{letter}.weight"] = state[name]
     for module in lora.whole:
-        tensors |= {f"{_PREFIX}{name}": state[name] for name in _inside(module, state)}
+        tensors |= {f"{PREFIX}{name}": state[name] for name in _inside(module, state)}
     with replace_dir(path) as tmp:
         save_tensors(tmp / WEIGHTS, tensors, {CARD_KEY: card.to_json()})
         lora.config(inference=True).save_pretrained(str(tmp))
@@ -150,7 +159,7 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
         _write_readme(path, lora, card, in_base=own)
     adapter, images = read_safetensors(path / WEIGHTS)[0], random_images(card.input)
     call = _call(lora, card)
-    trained = {k.removeprefix(_PREFIX): v for k, v in adapter.items()}
+    trained = {k.removeprefix(PREFIX): v for k, v in adapter.items()}
     for letter in "AB":
         trained = {k.replace(f".lora_{letter}.", f".lora_{letter}.{ADAPTER}."): v for k, v in trained.items()}
     ours, theirs = (each.build().eval() for each in (timm_call(card), call))

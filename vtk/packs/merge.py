@@ -39,6 +39,6 @@ def merge_task(path: str | Path, out: str | Path, *, base: str | Path | None = N
         raise DataError(f"{page} was not written by `vtk tasks merge`, so it stays; choose another name for `--out`")
     task = load_task(path, base=base)
     with replace_file(out) as tmp:
-        save_tensors(tmp, task.model.state_dict(), card_metadata(task.card))
+        save_tensors(tmp, task.model.state_dict(), card_metadata(task.card.merged()))
     write_text(page, merged_page(task.card, out.name))
     return task

@@ -2,30 +2,28 @@
 
 ``task.safetensors`` holds every trained tensor, the position table, the classifier, every tensor the base does not have
 at this shape, and every tensor whose bytes changed. ``task.json`` is the card; ``base_tensors.json`` has one sha256 per
-tensor of the base, so that any file with the same values fits. `vtk.packs.int8` describes how int8 is stored.
+tensor of the base, so that any file with the same values fits. `vtk.packs.int8` describes how int8 is stored,
+`vtk.packs.factors` how factors are.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vtk.card import FACTORS_SCHEMA, FIRST_SCHEMA, Card, InputSpec
+from vtk.card import FACTORS_SCHEMA, FIRST_SCHEMA, Card
 from vtk.errors import VtkError
 from vtk.files import existing_dir, replace_dir
 from vtk.formats import save_tensors, write_json
 from vtk.models.create import Created, build_model
-from vtk.models.devices import DTYPES
 from vtk.models.task_parameters import head_names, position_names
-from vtk.models.weights.base import tensor_hash
-from vtk.packs import int8
 from vtk.packs.cards import CARD, HASHES, TENSORS
-from vtk.packs.factors import Factors, card_facts
-
-PackDtype = Literal["fp32", "bf16", "int8"]
+from vtk.packs.config import PackDtype
+from vtk.packs.factors import Factors, merge_factors, split_tensors
+from vtk.packs.rounding import check_factors, start_hashes, start_layout, store, store_factors, to_dtype
 
 
 class FrozenTensorChanged(VtkError):
@@ -41,6 +39,7 @@ def save_task(
     trained: Collection[str],
     dtype: PackDtype = "fp32",
     factors: Mapping[str, Factors] | None = None,
+    pack: Mapping[str, Any] | None = None,
 ) -> Card:
     """Write a pack atomically.
 
@@ -53,29 +52,39 @@ def save_task(
         trained: keys that training changed on purpose, buffers of trained modules included.
         dtype: of the floating-point tensors in the file; with ``int8`` the rounding error is measured and recorded in
             the card, under ``pack``. With ``factors`` it is the type of these; all other tensors stay exact.
-        factors: changes of matrices, by name, which are stored in place of these tensors of ``state``.
+        factors: changes of matrices, by name, which are stored in place of these tensors of ``state``; they start from
+            the model as created from the base.
+        pack: more for the card's ``pack``: JSON values of how the factors were made.
 
     Returns:
         The card as written.
 
     Raises:
         FrozenTensorChanged: raised after the pack was written with the changed tensor in it.
-        DataError: the folder cannot be written.
+        UsageError: factors of no matrix of the model, or of one that does not start from the base.
+        DataError: the folder cannot be written, or factors hold impossible numbers.
     """
     path = Path(path)
     tensors, changed = select_tensors(state, created, trained)
-
-    def model() -> nn.Module:
-        return _rebuild(created, state, len(card.classes))
 
     def start(name: str) -> Tensor | None:
         key = created.key_map.get(name)
         return created.base.tensors[key] if key is not None and key in created.base.hashes else None
 
     if factors:
-        stored, facts = store_factors(tensors, dtype, factors, created, trained=trained)
+        check_factors(factors, created, state)
+        starts = start_hashes(factors, created)
+        stored, facts = store_factors(
+            tensors, dtype, factors, trained=trained, starts=starts,
+            model=lambda: _rebuild(created, state, len(card.classes), factors), spec=created.input,
+        )  # fmt: skip
+        if layout := start_layout(created.base):
+            facts["start_layout"] = layout
     else:
-        stored, facts = store(tensors, dtype, trained=trained, start=start, model=model, spec=created.input)
+        stored, facts = store(
+            tensors, dtype, trained=trained, start=start,
+            model=lambda: _rebuild(created, state, len(card.classes), {}), spec=created.input,
+        )  # fmt: skip
     card = dataclasses.replace(
         card,
         schema=FACTORS_SCHEMA if factors else FIRST_SCHEMA,
@@ -83,8 +92,10 @@ def save_task(
         input=created.input,
         base=created.base.ref,
         transforms=created.transforms,
-        pack=facts,
+        pack={**(pack or {}), **facts},
     )
+    if factors:
+        split_tensors(stored, card, path)  # what cannot be read again is not written
     with replace_dir(path) as tmp:
         write_pack(tmp, stored, created.base.hashes, card)
     if changed:
@@ -93,60 +104,6 @@ def save_task(
             "is correct but larger; please report this with the command you ran"
         )
     return card
-
-
-def store(
-    tensors: Mapping[str, Tensor],
-    dtype: PackDtype,
-    *,
-    trained: Collection[str],
-    start: Callable[[str], Tensor | None],
-    model: Callable[[], nn.Module],
-    spec: InputSpec,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Round a pack's tensors to the stored precision.
-
-    Args:
-        tensors: of the pack, at full precision.
-        dtype: of the stored tensors.
-        trained: keys that training changed on purpose.
-        start: name in the model to the base's tensor, or None.
-        model: returns the whole model, to measure the rounding error of int8.
-        spec: the model's input.
-
-    Returns:
-        The tensors of the file, and the card's ``pack``.
-    """
-    facts: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained)}
-    if dtype == "int8":
-        stored = int8.quantise(tensors, trained, start)
-        facts["drift"] = int8.drift(model(), tensors, int8.expand(stored, start, "the pack"), spec)
-    else:
-        stored = {k: _to_dtype(v, DTYPES[dtype]) for k, v in tensors.items()}
-    facts["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
-    return stored, facts
-
-
-def store_factors(
-    tensors: Mapping[str, Tensor],
-    dtype: PackDtype,
-    factors: Mapping[str, Factors],
-    created: Created,
-    *,
-    trained: Collection[str],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors of a pack's file, some matrices as factors, and the card's ``pack``; see `store`."""
-    exact = {k: _to_dtype(v, torch.float32) for k, v in tensors.items() if k not in factors}
-    typed = {name: f.to(dtype) for name, f in factors.items()}
-    stored = {**exact, **{k: v for name, f in typed.items() for k, v in f.tensors(name).items()}}
-    base, starts = created.base, {}
-    for name in factors:
-        key = created.key_map.get(name) or name
-        if key not in base.hashes and key in base.tensors:
-            starts[name] = tensor_hash(base.tensors[key])
-    facts: dict[str, Any] = {"dtype": dtype, "trained": sorted(trained), "factors": card_facts(typed, starts)}
-    facts["tensors_bytes"] = sum(v.numel() * v.element_size() for v in stored.values())
-    return stored, facts
 
 
 def write_pack(folder: Path, stored: Mapping[str, Tensor], hashes: Mapping[str, str], card: Card) -> None:
@@ -196,8 +153,10 @@ def _same(value: Tensor, start: Tensor) -> bool:
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) -> nn.Module:
-    """Build the plain model again: the trained one may be on a device, rounded or changed for training."""
+def _rebuild(
+    created: Created, state: Mapping[str, Tensor], num_classes: int, factors: Mapping[str, Factors]
+) -> nn.Module:
+    """Build the plain model again, ``factors`` merged: the trained one may be on a device, rounded or changed."""
     model = build_model(
         created.spec.name,
         num_classes=num_classes,
@@ -208,12 +167,8 @@ def _rebuild(created: Created, state: Mapping[str, Tensor], num_classes: int) ->
         base=created.base,
         input=created.input,
     ).model
-    model.load_state_dict({k: _to_dtype(v, torch.float32) for k, v in state.items()}, strict=True)
+    whole = {k: to_dtype(v, torch.float32) for k, v in state.items()}
+    whole |= {name: model.state_dict()[name].clone() for name in factors}
+    model.load_state_dict(whole, strict=True)
+    merge_factors(model, factors, "the pack")
     return model.eval()
-
-
-def _to_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    value = tensor.detach().cpu()
-    if value.is_floating_point():
-        value = value.to(dtype)
-    return value.clone(memory_format=torch.contiguous_format)

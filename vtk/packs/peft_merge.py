@@ -13,6 +13,8 @@ from vtk.errors import DataError, VerificationError
 from vtk.models.create import Created
 from vtk.models.task_parameters import head_names
 from vtk.packs.adapters import put_adapter, random_images
+from vtk.packs.factors import Factors
+from vtk.packs.lora_factors import confirmed, layer_factors
 from vtk.packs.plain import separate_qkv_bias
 from vtk.readers import short
 
@@ -21,9 +23,10 @@ _TOLERANCE = 1e-4
 
 def merge_adapter(
     peft: Any, created: Created, adapter: Path, tensors: Mapping[str, Tensor], kind: str, spec: InputSpec
-) -> dict[str, Tensor]:
-    """Return the state dict of the model with the adapter merged into it by PEFT."""
+) -> tuple[dict[str, Tensor], dict[str, Factors]]:
+    """Return the state dict of the model with the adapter merged into it by PEFT, and the changes that are low-rank."""
     where, images = f"{adapter} ({kind})", random_images(spec)
+    own = created.model.state_dict()
     plain = copy.deepcopy(created.model).eval()
     separate_qkv_bias(plain)
     try:
@@ -44,12 +47,12 @@ def merge_adapter(
     try:
         with torch.inference_mode():
             wanted = wrapped(images)
+            changes = layer_factors(created, wrapped)
             merged = _unwrap(wrapped.merge_and_unload(safe_merge=True)).eval()
             found = merged(images)
     except Exception as error:
         raise DataError(f"PEFT cannot merge {where} into plain weights: {short(error)}; it cannot be a pack") from error
     state = {k: v.detach().clone() for k, v in merged.state_dict().items()}
-    own = created.model.state_dict()
     if left := sorted(state.keys() ^ own.keys()) or [k for k, v in state.items() if v.shape != own[k].shape]:
         raise DataError(f"{where}: after PEFT's merge `{left[0]}` is not as timm has it; it cannot be a pack")
     worst = float((found - wanted).abs().max())
@@ -57,7 +60,7 @@ def merge_adapter(
         raise VerificationError(
             f"{where}: merged by PEFT the logits differ by {worst:.1e} from those with the adapter; nothing was written"
         )
-    return state
+    return state, confirmed(created, changes, state)
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

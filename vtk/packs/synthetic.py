@@ -21,9 +21,10 @@ from vtk.models.inputs import pair
 from vtk.models.task_parameters import head_names, position_names
 from vtk.packs.factors import FactorDtype, Factors
 from vtk.packs.load import Task, load_task
-from vtk.packs.pack import store_factors, write_pack
+from vtk.packs.pack import write_pack
+from vtk.packs.rounding import start_hashes, start_layout, store_factors
 
-_ATTENTION = re.compile(r"(.*\.)?attns?(\.\d+)?\..+")
+_ATTENTION = re.compile(r"(.*\.)?attn\..+")
 """Names of what ``--train attn`` trains in timm's families of plain Vision Transformers, beside positions and heads."""
 
 _STEP = 0.1
@@ -72,7 +73,11 @@ def write_synthetic(
             factors[name] = _random_factors(value, ranks[len(factors) % len(ranks)], generator)
         elif name in trained:
             tensors[name] = _moved(value, generator)
-    stored, facts = store_factors(tensors, dtype, factors, created, trained=trained)
+    stored, facts = store_factors(
+        tensors, dtype, factors, trained=trained, starts=start_hashes(factors, created), spec=created.input
+    )
+    if factors and (layout := start_layout(created.base)):
+        facts["start_layout"] = layout
     card = Card(
         created.spec, created.input, tuple(f"class {i}" for i in range(_class_count(created))), created.base.ref,
         created.transforms, schema=FACTORS_SCHEMA if factors else FIRST_SCHEMA, pack=facts,

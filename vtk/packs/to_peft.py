@@ -1,23 +1,23 @@
 """Converts a pack to an adapter that plain PEFT loads onto a model that plain timm builds.
 
-PEFT's ``LN_TUNING`` is not about LayerNorm: it keeps a full copy of any targeted module and swaps it in. So it carries
-trained weights without rounding, where LoRA could only approximate them. It takes modules without children, and only
-where the model calls them. Parameters that lie in larger modules (``pos_embed``, ``cls_token``) are beyond every tuner
-of PEFT; those that training changed go into ``base.safetensors``.
+A pack that holds factors becomes LoRA (`vtk.packs.factor_adapter`), every other one ``LN_TUNING``, which is not about
+LayerNorm: it keeps a full copy of any targeted module and swaps it in. So it carries trained weights without rounding,
+where LoRA could only approximate them. Both take modules without children, and only where the model calls them.
+Parameters that lie in larger modules (``pos_embed``, ``cls_token``) are beyond them; those that training changed go to
+``base.safetensors``.
 """
 
-import re
+import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from vtk.card import InputSpec
 from vtk.errors import UsageError, VerificationError
 from vtk.files import replace_dir, write_text
 from vtk.formats import save_tensors
@@ -29,6 +29,8 @@ from vtk.packs.adapters import (
     CONFIG,
     README,
     WEIGHTS,
+    called_leaves,
+    exact_pattern,
     import_peft,
     put_adapter,
     random_images,
@@ -36,12 +38,13 @@ from vtk.packs.adapters import (
 )
 from vtk.packs.base_files import base_keys
 from vtk.packs.bundle import claim_out
+from vtk.packs.factor_adapter import describe
 from vtk.packs.load import Task, load_task
 from vtk.packs.peft_readme import readme
-from vtk.packs.plain import PlainCall
+from vtk.packs.plain import PlainCall, separate_qkv_bias
 
-_TOLERANCE = 1e-6
-
+_TOLERANCE, _ROUNDING = 1e-6, 1e-4
+"""Largest difference of logits, and of those of W · x + B · (A · x) and (W + B · A) · x, over the largest."""
 
 _OURS = safetensors_with(CARD_KEY)
 _MARKS = {
@@ -57,7 +60,9 @@ class Adapter:
 
     Attributes:
         path: the folder.
+        tuner: ``LORA`` or ``LN_TUNING``.
         modules: names of the modules that the adapter carries.
+        ranks: of the modules that LoRA has factors of.
         in_base: tensors that training changed and that ``base.safetensors`` carries.
         code: Python lines that load it with timm and PEFT.
         adapter_bytes: size of the adapter's weights.
@@ -66,7 +71,9 @@ class Adapter:
     """
 
     path: Path
+    tuner: str
     modules: tuple[str, ...]
+    ranks: Mapping[str, int]
     in_base: tuple[str, ...]
     code: str
     adapter_bytes: int
@@ -96,38 +103,46 @@ def to_peft(
     peft = import_peft()
     with claim_out(out, _MARKS, overwrite=overwrite):
         task = load_task(path, base=base)
-        call = timm_call(task.card)
+        low = any(change.rank for change in task.factors.values())
+        separate = low and separate_qkv_bias(task.model)  # else no adapter has an effect there
+        call = dataclasses.replace(timm_call(task.card), separate_bias=separate)
         state = task.model.state_dict()
         first, changed, members = _compare(task, state)
         called = called_leaves(task.model, task.card.input)
         heads = {_module(key) for key in head_names(task.model)}
-        moved = {name for name in called if None not in members[name] and not members[name].isdisjoint(changed)}
-        modules = sorted(called & (moved | heads))
         if not heads <= called:
             raise UsageError(f"{path}: the model does not call its classifier as a module, so no adapter can carry it")
-        carried = {key for key in state if _module(key) in modules}
+        holdable = {name for name in called if None not in members[name]}
+        lora = describe(task.model, task.factors, changed, holdable, heads) if low else None
+        if lora is None:
+            modules = sorted(heads | {name for name in holdable if not members[name].isdisjoint(changed)})
+            carried = {key for key in state if _module(key) in modules}
+        else:
+            modules = list(lora.modules)
+            carried = {key for key in state if lora.carries(key)}
         in_base = tuple(sorted(changed - carried))
         if adapter_only:
             _check_adapter_only(task, in_base)
         below = {k: first[k] if k in carried and k in first else v for k, v in state.items()}
-        wrapped = _wrap(peft, call, below, modules)
-        for name in modules:
-            layer: Any = wrapped.base_model.model.get_submodule(name)
-            layer.ln_tuning_layers["default"].load_state_dict(
-                {k: state[f"{name}.{k}"] for k in layer.base_layer.state_dict()}
-            )
+        names = [name for name, _ in task.model.named_modules() if name]
+        if lora is None:
+            config, tensors = _ln_tuning(peft, call, below, state, modules)
+        else:
+            config, tensors = lora.config(peft, exact_pattern(list(lora.factors), names), names), lora.tensors(state)
         metadata = {"format": "pt", CARD_KEY: task.card.to_json()}
-        tensors = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
         text, code = readme(task.card, call, in_base, sorted(heads), with_base=not adapter_only)
         with replace_dir(out) as tmp:
             save_tensors(tmp / WEIGHTS, tensors, metadata)
-            wrapped.peft_config["default"].save_pretrained(str(tmp))
+            config.save_pretrained(str(tmp))
             if not adapter_only:
                 save_tensors(tmp / BASE, below, metadata)
             write_text(tmp / README, text)
-            worst = _verify(peft, task, call, tmp, below if adapter_only else load_file(tmp / BASE))
+            rounded = frozenset() if lora is None else frozenset(f"{name}.weight" for name in lora.factors)
+            worst = _verify(peft, task, call, tmp, below if adapter_only else load_file(tmp / BASE), rounded)
         base_bytes = 0 if adapter_only else (out / BASE).stat().st_size
-        return Adapter(out, tuple(modules), in_base, code, (out / WEIGHTS).stat().st_size, base_bytes, worst)
+        ranks = {} if lora is None else {name: change.rank for name, change in lora.factors.items()}
+        size = (out / WEIGHTS).stat().st_size
+        return Adapter(out, config.peft_type.value, tuple(modules), ranks, in_base, code, size, base_bytes, worst)
 
 
 def _compare(
@@ -158,24 +173,6 @@ def _compare(
     return first, changed, members
 
 
-def called_leaves(model: nn.Module, spec: InputSpec) -> set[str]:
-    """Return the modules without children that hold tensors and that a forward pass calls."""
-    names = {m: n for n, m in model.named_modules() if n and not any(m.children()) and m.state_dict()}
-    called: set[str] = set()
-
-    def note(name: str) -> Callable[..., None]:
-        return lambda *_: called.add(name)
-
-    hooks = [module.register_forward_hook(note(name)) for module, name in names.items()]
-    try:
-        with torch.inference_mode():
-            model(random_images(spec, 1))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return called
-
-
 def _check_adapter_only(task: Task, in_base: tuple[str, ...]) -> None:
     if any(t.op == "parallelize" for t in task.card.transforms):
         raise UsageError(
@@ -189,29 +186,33 @@ def _check_adapter_only(task: Task, in_base: tuple[str, ...]) -> None:
         )
 
 
-def _wrap(peft: Any, call: PlainCall, below: Mapping[str, Tensor], modules: list[str]) -> Any:
+def _ln_tuning(
+    peft: Any, call: PlainCall, below: Mapping[str, Tensor], state: Mapping[str, Tensor], modules: list[str]
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return config and tensors of an adapter that holds full copies of modules."""
     plain = call.build()
     plain.load_state_dict(below, strict=True)
     names = [name for name, _ in plain.named_modules() if name]
     config = peft.LNTuningConfig(target_modules=exact_pattern(modules, names), inference_mode=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return peft.get_peft_model(plain, config).eval()
+        wrapped = peft.get_peft_model(plain, config).eval()
+    for name in modules:
+        layer: Any = wrapped.base_model.model.get_submodule(name)
+        layer.ln_tuning_layers["default"].load_state_dict(
+            {k: state[f"{name}.{k}"] for k in layer.base_layer.state_dict()}
+        )
+    tensors = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    return wrapped.peft_config["default"], tensors
 
 
-def exact_pattern(chosen: list[str], names: Iterable[str]) -> str:
-    """Return a regular expression for exactly ``chosen`` among ``names``; numbers are joined where all are chosen."""
-    others = set(names) - set(chosen)
-    parts: dict[str, None] = {}
-    for name in chosen:
-        joined = re.sub(r"(?<=\\\.)\d+(?=\\\.)", r"\\d+", re.escape(name))
-        exact = re.escape(name) if any(re.fullmatch(joined, other) for other in others) else joined
-        parts[exact] = None
-    return "|".join(parts)
+def _verify(
+    peft: Any, task: Task, call: PlainCall, folder: Path, below: Mapping[str, Tensor], rounded: frozenset[str]
+) -> float:
+    """Load the adapter with plain timm and PEFT, and return the largest difference from the pack's logits.
 
-
-def _verify(peft: Any, task: Task, call: PlainCall, folder: Path, below: Mapping[str, Tensor]) -> float:
-    """Load the adapter with plain timm and PEFT, and return the largest difference from the pack's logits."""
+    PEFT's merge must give the pack's tensors: with factors (``rounded``) up to fp32 rounding, others bit by bit.
+    """
     plain = call.build()
     plain.load_state_dict(below, strict=True)
     images = random_images(task.card.input)
@@ -222,14 +223,23 @@ def _verify(peft: Any, task: Task, call: PlainCall, folder: Path, below: Mapping
         merged = loaded.merge_and_unload().eval()
         worst = float(torch.stack([(found - wanted).abs().max() for found in (with_adapter, merged(images))]).max())
     state = task.model.state_dict()
-    wrong = next((k for k, v in merged.state_dict().items() if k not in state or not torch.equal(v, state[k])), None)
-    if wrong is not None or not worst <= _TOLERANCE * max(1.0, float(wanted.abs().max())):
+    wrong = next(
+        (k for k, v in merged.state_dict().items() if k not in state or not _equal(v, state[k], k in rounded)), None
+    )
+    tolerance = _ROUNDING if rounded else _TOLERANCE
+    if wrong is not None or not worst <= tolerance * max(1.0, float(wanted.abs().max())):
         what = f"`{wrong}` differs" if wrong else "some of its modules are read without being called"
         raise VerificationError(
             f"PEFT's model does not compute what the pack does (logits differ by {worst:.1e}; {what}); nothing was "
             "written; use `vtk tasks merge` for a checkpoint of plain timm"
         )
     return worst
+
+
+def _equal(value: Tensor, other: Tensor, rounded: bool) -> bool:
+    if not rounded:
+        return torch.equal(value, other)
+    return value.shape == other.shape and bool((value - other).abs().max() <= _TOLERANCE * other.abs().max())
 
 
 def _module(key: str) -> str:

@@ -28,6 +28,7 @@ class FinetuneConfig(
 
     def _check_kind(self) -> None:
         self._check_policy()
+        self._check_pack(self.train)
 
     def _check_together(self) -> None:
         """Refuse combinations of options from several groups."""

@@ -58,6 +58,8 @@ class RunConfig(ExecutionOptions, TrainingOptions, ModelOptions, DataOptions):
         @property
         def pack_dtype(self) -> PackDtype: ...  # noqa: D102
         @property
+        def pack_rank(self) -> int | Literal["auto"] | None: ...  # noqa: D102
+        @property
         def tasks(self) -> tuple[str, ...]: ...  # noqa: D102
         @property
         def sampling(self) -> float: ...  # noqa: D102

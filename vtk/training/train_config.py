@@ -37,6 +37,7 @@ class TrainConfig(RunConfig, ExecutionOptions, TrainingOptions, ScratchOptions, 
     train: ClassVar[PolicyName] = "full"
     memory: ClassVar[MemoryMode] = "plain"
     pack_dtype: ClassVar[PackDtype] = "fp32"
+    pack_rank: ClassVar[None] = None
     tasks: ClassVar[tuple[str, ...]] = ()
     sampling: ClassVar[float] = 1.0
     init_from: ClassVar[tuple[str, ...]] = ()

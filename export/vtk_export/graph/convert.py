@@ -9,6 +9,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx
 import torch
@@ -109,6 +110,7 @@ def convert(
     names: Sequence[str] = ("logits",),
     more: Mapping[str, Tensor] | None = None,
     sizes: Sizes | None = None,
+    stacks: Mapping[str, tuple[Tensor, Mapping[int, str]]] | None = None,
 ) -> onnx.ModelProto:
     """Run torch's exporter, quietly, and return the model with its weights.
 
@@ -120,6 +122,7 @@ def convert(
         names: of the outputs.
         more: further inputs, name to an example (batch, …); of a batch of two, or of the fixed size.
         sizes: leave height and width open, as axes of these names; at others than these sizes the graph fails.
+        stacks: last inputs, which the model takes as a list: name to an example and the names of its open axes.
 
     Raises:
         VerificationError: the exporter cannot convert the model.
@@ -132,12 +135,16 @@ def convert(
     inputs = {"pixel_values": example, **(more or {})}
     batch = {} if static_batch else {0: torch.export.Dim("batch")}
     sides = {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC} if sizes else {}
-    shapes = tuple({**batch, **(sides if name == "pixel_values" else {})} for name in inputs)
+    shapes: tuple[Any, ...] = tuple({**batch, **(sides if name == "pixel_values" else {})} for name in inputs)
+    values: tuple[Any, ...] = tuple(inputs.values())
+    if stacks:
+        values += ([example for example, _ in stacks.values()],)
+        shapes += ([dict.fromkeys(axes, torch.export.Dim.DYNAMIC) for _, axes in stacks.values()],)
     try:
         with silence(), four_axes():
             program = torch.onnx.export(
-                model.eval().requires_grad_(False), tuple(inputs.values()), dynamo=True, verbose=False,
-                opset_version=opset, input_names=list(inputs), output_names=list(names),
+                model.eval().requires_grad_(False), values, dynamo=True, verbose=False,
+                opset_version=opset, input_names=[*inputs, *(stacks or ())], output_names=list(names),
                 dynamic_shapes=shapes if any(shapes) else None,
             )  # fmt: skip
             if program is None:
@@ -156,7 +163,28 @@ def convert(
     if sizes:
         _name_sides(proto.graph)
         guard_sizes(proto, sizes)
+    if stacks:
+        _name_axes(proto.graph, {name: axes for name, (_, axes) in stacks.items()})
     return proto
+
+
+def _name_axes(graph: onnx.GraphProto, names: Mapping[str, Mapping[int, str]]) -> None:
+    """Name the open axes of inputs, and of outputs; drop intermediate shapes, where torch numbers them."""
+    given: dict[str, str] = {}
+    for value in graph.input:
+        for i, axis in names.get(value.name, {}).items():
+            dim = value.type.tensor_type.shape.dim[i]
+            if dim.HasField("dim_value"):
+                raise VerificationError(
+                    f"the {axis} of `{value.name}` became the constant {dim.dim_value} in the graph"
+                )
+            given[dim.dim_param] = axis
+            dim.dim_param = axis
+    for value in graph.output:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in given:
+                dim.dim_param = given[dim.dim_param]
+    graph.ClearField("value_info")
 
 
 def _name_sides(graph: onnx.GraphProto) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import RmsNorm
+from timm.models.beit import Attention as BeitAttention
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -114,7 +115,7 @@ class GatheredViT(nn.Module):
         """
         super().__init__()
         for model in models:
-            _join_biases(model)
+            join_biases(model)
         self.model: Any = models[0]
         self._current = _Current()
         self._names = {key: key.replace(".", "_") for key in _different(models)}
@@ -166,14 +167,14 @@ class GatheredViT(nn.Module):
         setattr(self.model.get_submodule(parent), leaf, new)
 
 
-def _join_biases(model: nn.Module) -> None:
-    """Put the biases of q, k and v, which EVA-02 and DINOv3 keep beside their packed layer, into it, in place.
+def join_biases(model: nn.Module) -> None:
+    """Put the biases of q, k and v, which EVA-02, DINOv3 and BEiT keep beside their packed layer, into it, in place.
 
     They are then a task's own as those of other layers are; a bias apart is no layer that could be replaced.
     """
     for module in model.modules():
         attn: Any = module
-        if type(module) is EvaAttention and attn.qkv is not None and attn.q_bias is not None:
+        if type(module) in (EvaAttention, BeitAttention) and attn.qkv is not None and attn.q_bias is not None:
             packed = nn.Linear(attn.qkv.in_features, attn.qkv.out_features, bias=False, device="meta")
             packed.weight = attn.qkv.weight
             packed.bias = nn.Parameter(torch.cat([attn.q_bias, attn.k_bias, attn.v_bias]).detach(), False)

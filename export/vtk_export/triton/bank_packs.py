@@ -1,4 +1,7 @@
-"""Writes the packs of a `TaskBank` into a version folder, with their base once, and verifies the bank."""
+"""Writes the packs of a `TaskBank` into a version folder, with their base once, and verifies the bank.
+
+Packs that the model has already were verified when they came: of these a few are compared again, beside what is new.
+"""
 
 import hashlib
 import json
@@ -25,10 +28,14 @@ from vtk.runtime.opening import open_source
 from vtk_export.gate.images import card_images
 from vtk_export.gate.verify import RELATIVE_BOUND
 from vtk_export.triton.config import TritonCommand
+from vtk_export.triton.publish import link_file
 
 INDEX, BASE, PACKS = "tasks.json", "base.safetensors", "packs"
 _CHECKED = 3
-_PARTS = (CARD, TENSORS, HASHES)
+"""Images of a task that it is verified with."""
+_AGAIN = 3
+"""Tasks that are verified again."""
+PARTS = (CARD, TENSORS, HASHES)
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class BankFolder:
 
 def write_packs(
     named: Mapping[str, Path], version: Path, config: TritonCommand, folders: Mapping[str, Path | None] | None = None,
-    *, show: bool = True,
+    *, earlier: Path | None = None, show: bool = True,
 ) -> BankFolder:  # fmt: skip
     """Write base, packs and index, load them as the server will, and compare with each task's own model.
 
@@ -83,6 +90,7 @@ def write_packs(
         version: the folder, empty.
         config: options.
         folders: images of ``--data``, by the name of the task.
+        earlier: version folder that the same code wrote; its packs are known to be right.
         show: print the comparison.
 
     Raises:
@@ -92,23 +100,24 @@ def write_packs(
         VerificationError: the bank's logits are not those of a task's own model.
     """
     paths = {name: _pack(path) for name, path in named.items()}
-    cards: dict[str, Card] = {}
+    cards = {name: read_card(path) for name, path in paths.items()}
+    base = _common_base(paths, cards)
+    known = {} if earlier is None else _known(earlier, base, paths)
+    again = list(known)[:_AGAIN]
     expected: dict[str, tuple[Tensor, Tensor]] = {}
     whats: list[str] = []
     for i, (name, path) in enumerate(paths.items()):
+        if name in known and name not in again:
+            continue
         console.stage(f"loading {name}")
         task = load_task(path, base=config.base)
-        assert task.base is not None and task.card.base is not None
-        first = next(iter(cards.values()), task.card)
-        if first.base is not None and first.base.id != task.card.base.id:
-            raise BaseError(f"`{name}` ({path}) is of base {task.card.base.id[:12]}, `{next(iter(cards))}` of "
-                            f"{first.base.id[:12]}; a bank has one base: export them apart")  # fmt: skip
+        assert task.base is not None
         if task.bundled:
             raise UsageError(f"{path} is a bundle, which brings only what it needs itself of its base; give the whole "
                              "one: --base FILE")  # fmt: skip
-        if not cards:
-            shutil.copyfile(store_base(task.base), version / BASE)
-        cards[name] = task.card
+        if not (version / BASE).exists():
+            stored = store_base(task.base)
+            link_file(earlier / BASE, version / BASE) if earlier and known else shutil.copyfile(stored, version / BASE)
         # another seed for each task: were all images alike, one that met another's weights might not show
         given = data_images(task.card, (folders or {}).get(name), config.split)
         images, what = card_images(task.card, _CHECKED, given, seed=config.seed + i)
@@ -118,10 +127,12 @@ def write_packs(
     entries: dict[str, Any] = {}
     for name, path in paths.items():
         (version / PACKS / name).mkdir(parents=True)
-        for part in _PARTS:
-            shutil.copyfile(path / part, version / PACKS / name / part)
+        for part in PARTS:
+            if name in known:
+                link_file(known[name] / part, version / PACKS / name / part)
+            else:
+                shutil.copyfile(path / part, version / PACKS / name / part)
         entries[name] = {"pack": f"{PACKS}/{name}", "digest": _digest(version / PACKS / name)}
-    base = next(c.base.id for c in cards.values() if c.base is not None)
     write_json(version / INDEX, {"format": 1, "base": base, "tasks": entries})
     rows, what = _verify(version, expected), "; ".join(dict.fromkeys(whats))
     wrong = [row for row in rows if not row.passed]
@@ -129,6 +140,8 @@ def write_packs(
         cells = [(r.task, f"{r.error:.1e}", f"{r.bound:.1e}", f"{r.agreed} of {r.images}") for r in rows]
         console.table("bank against each task's own model, fp32", ("task", "error", "bound", "agreed"), cells)
         console.say(f"verified with {what}")
+        if len(rows) < len(named):
+            console.say(f"{len(named) - len(rows)} packs are those of the model as it is, and were verified then")
     if wrong:
         raise VerificationError(
             f"the bank's logits of `{wrong[0].task}` differ by {wrong[0].error:.1e}, {wrong[0].bound:.1e} is allowed; "
@@ -157,6 +170,40 @@ def has_base(earlier: Path, base: str) -> bool:
     return False
 
 
+def _common_base(paths: Mapping[str, Path], cards: Mapping[str, Card]) -> str:
+    """Return the id of the base that all packs have."""
+    ids = {name: None if card.base is None else card.base.id for name, card in cards.items()}
+    first, base = next(iter(ids.items()))
+    for name, other in ids.items():
+        if other is None or base is None:
+            raise DataError(f"the card of {paths[name if other is None else first]} names no base; the pack was edited")
+        if other != base:
+            raise BaseError(f"`{name}` ({paths[name]}) is of base {other[:12]}, `{first}` of {base[:12]}; a bank has "
+                            "one base: export them apart")  # fmt: skip
+    assert base is not None
+    return base
+
+
+def _known(earlier: Path, base: str, paths: Mapping[str, Path]) -> dict[str, Path]:
+    """Return those packs that a version has already, bit for bit, as folders of that version."""
+    if not has_base(earlier, base) or not (earlier / BASE).is_file():
+        return {}
+    try:
+        tasks = read_json(earlier / INDEX)["tasks"]
+        served = {
+            name: earlier / PACKS / name for name in paths if tasks.get(name, {}).get("pack") == f"{PACKS}/{name}"
+        }
+        wanted = {name: tasks[name]["digest"] for name in served}
+        return {name: pack for name, pack in served.items()
+                if _has_digest(pack, wanted[name]) and _has_digest(paths[name], wanted[name])}  # fmt: skip
+    except (DataError, OSError, TypeError, KeyError, AttributeError):  # a damaged index: all are verified
+        return {}
+
+
+def _has_digest(pack: Path, digest: str) -> bool:
+    return all((pack / part).is_file() for part in PARTS) and _digest(pack) == digest
+
+
 def _pack(path: Path) -> Path:
     if not existing_dir(path).exists():
         raise DataError(f"{path} does not exist; give packs or run folders, each as PACK or NAME=PACK")
@@ -169,7 +216,7 @@ def _pack(path: Path) -> Path:
 
 def _digest(pack: Path) -> str:
     hasher = hashlib.sha256()
-    for part in _PARTS:
+    for part in PARTS:
         hasher.update(json.dumps([part, (pack / part).stat().st_size]).encode())
         with (pack / part).open("rb") as file:
             while chunk := file.read(1 << 24):

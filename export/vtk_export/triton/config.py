@@ -55,6 +55,26 @@ class TritonConfig(Config):
         str | None,
         Option("name of the model in the server (default: the source's, or `tasks`)", often=True, nonempty=True),
     ] = None
+    update: Annotated[
+        bool,
+        Option(
+            "keep the model's other tasks: the sources are added to them, or replace those of their names",
+            "source",
+            often=True,
+            only_yes=True,
+        ),
+    ] = False
+    remove: Annotated[
+        tuple[str, ...],
+        Option(
+            "remove a task of the model, keep the others",
+            "source",
+            often=True,
+            unique=True,
+            flag="remove",
+            metavar="TASK",
+        ),
+    ] = ()
     with_preproc: Annotated[
         bool, Option("take uint8 RGB images; with --ensemble, JPEG and PNG files too", "format", often=True)
     ] = False
@@ -128,7 +148,17 @@ class TritonCommand(TritonConfig):
     @property
     def server(self) -> str:
         """The back-end, the default resolved."""
-        return self.backend or (ONE if len(self.sources) == 1 else MANY)
+        return self.backend or (MANY if self.several else ONE)
+
+    @property
+    def changes(self) -> bool:
+        """Whether a model that is there is changed, and keeps its other tasks."""
+        return self.update or bool(self.remove)
+
+    @property
+    def several(self) -> bool:
+        """Whether the model is one of several tasks."""
+        return self.changes or len(self.sources) > 1
 
     def onnx_options(self, out: Path, data: Path | None = None, *, with_preproc: bool = False) -> dict[str, Any]:
         """Return the options of an ONNX file that differ from these, for `vtk_export.onnx.config.derive`.
@@ -150,7 +180,7 @@ class TritonCommand(TritonConfig):
 
     def check(self) -> None:
         """Refuse options that contradict each other, or that the back-end does not take."""
-        if not self.sources:
+        if not self.sources and not self.remove:
             raise UsageError("no sources; give packs, run folders, merged .safetensors or timm names")
         if self.ensemble is not None and not self.with_preproc:
             flag = "--ensemble" if self.ensemble else "--no-ensemble"

@@ -60,10 +60,14 @@ def check_backend(config: "TritonCommand") -> None:
     if config.server != "onnxruntime" and config.ensemble is False:
         why["--no-ensemble"] = "its graph takes normalised tensors"
     in_graph = config.server == "onnxruntime" and not config.ensemble
+    if config.changes and config.server not in ("python", "vtk"):
+        flag = "--update" if config.update else "--remove"
+        raise UsageError(f"`{flag}` changes the tasks of one model, and --backend {config.server} has a model for "
+                         "each; export or delete that, or use --backend vtk")  # fmt: skip
     if config.static_batch is not None and config.with_preproc and not in_graph:
         raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
                          "it out, or give --no-ensemble")  # fmt: skip
-    if config.server == "vtk" or (config.server == "python" and len(config.sources) > 1):
+    if config.server == "vtk" or (config.server == "python" and config.several):
         why |= {
             "--no-pretrained": not config.pretrained and _PACKS, "--num-classes": config.num_classes and _PACKS,
             "--img-size": config.img_size and _PACKS,
@@ -104,7 +108,7 @@ def _onnxruntime(config: "TritonCommand") -> Reasons:
 
 
 def _python(config: "TritonCommand") -> Reasons:
-    several = len(config.sources) > 1
+    several = config.several
     return {
         "--static-batch": config.static_batch and "it joins the requests of its tasks",
         "--keep-io-types": config.keep_io_types and "its inputs and outputs are fp32 anyway",

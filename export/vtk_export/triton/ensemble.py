@@ -21,6 +21,7 @@ from vtk_export.triton.order import ModelContent, Order
 from vtk_export.triton.pbtxt import CONFIG, write_text
 from vtk_export.triton.preproc_drift import measure_served
 from vtk_export.triton.publish import Draft, draft
+from vtk_export.triton.update import updated_order
 
 INDEX, STEPS = "tasks.json", "steps.json"
 
@@ -69,6 +70,7 @@ def publish_ensemble(order: Order) -> tuple[Draft, ModelContent, dict[str, Draft
         whole = stack.enter_context(draft(config.out, order.name))
         inner = stack.enter_context(draft(config.out, classify, order.name))
         before = stack.enter_context(draft(config.out, prepare, order.name))
+        order = updated_order(order, inner)
         earlier = _earlier(before, order)
         content = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name))
         write_model_files(inner.folder, content.message, content.cards, [slot.name for slot in content.outputs])

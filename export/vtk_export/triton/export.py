@@ -23,6 +23,7 @@ from vtk_export.triton.files import write_model_files
 from vtk_export.triton.models import fill
 from vtk_export.triton.order import Measure, ModelContent, Order, image_dims
 from vtk_export.triton.publish import Draft, draft
+from vtk_export.triton.update import updated_order
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -133,7 +134,7 @@ def export_triton(
                         folders=folders)
                   for name, path in named.items()]  # fmt: skip
     else:
-        name = config.name or (next(iter(named)) if len(named) == 1 else "tasks")
+        name = config.name or ("tasks" if config.several else next(iter(named)))
         orders = [Order(name, named, config, show, measure=measure, opening=opening, folders=folders)]
     with console.stages(show):
         models = tuple(_publish(order) for order in orders)
@@ -173,6 +174,7 @@ def _publish(order: Order) -> ModelResult:
         return _published(order, whole, content, size, {name: step.version for name, step in steps.items()})
     order.in_graph = config.with_preproc
     with draft(config.out, order.name) as model:
+        order = updated_order(order, model)
         content = fill(model, order)
         write_model_files(model.folder, content.message, content.cards, [slot.name for slot in content.outputs])
         size = _size(model.folder)

@@ -16,15 +16,18 @@ from vtk_export.triton.publish import DECODING, forbid_bytecode
 from vtk_export.triton.readme import describe, model_page
 
 _SERVED = Path(__file__).with_name("served")
+_LIVE = ("vtk_rows.py", "vtk_index.py", "vtk_watch.py", "vtk_counters.py")
+"""Of a model whose tasks come and go."""
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
 _CODE = {
-    "python": {"tasks_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_prepack.py": "vtk_prepack.py"},
-    "vtk": {"bank_model.py": "model.py", "vtk_rows.py": "vtk_rows.py", "vtk_index.py": "vtk_index.py"},
-    "preprocess": {
-        "preprocess_model.py": "model.py",
-        "vtk_rows.py": "vtk_rows.py",
-        "vtk_index.py": "vtk_index.py",
-        "vtk_images.py": "vtk_images.py",
-    },
+    "python": {"tasks_model.py": "model.py", **_same("vtk_rows.py", "vtk_counters.py", "vtk_prepack.py")},
+    "vtk": {"bank_model.py": "model.py", **_same(*_LIVE)},
+    "preprocess": {"preprocess_model.py": "model.py", **_same("vtk_rows.py", "vtk_index.py", "vtk_images.py")},
 }
 _CLIENT = ("client.py", "vtk_images.py")
 _DECODES = ("preprocess",)

@@ -76,6 +76,11 @@ class Draft:
         """The version's folder."""
         return self.folder / str(self.version)
 
+    @property
+    def last(self) -> Path | None:
+        """The folder of the last version of what was there."""
+        return None if self.old is None or not self.old.versions else self.old.path / str(self.old.versions[-1])
+
     def reuse(self) -> None:
         """Replace the last version in place: the running model follows its files by itself.
 
@@ -202,13 +207,14 @@ def _link_versions(old: EarlierModel, new: Draft) -> None:
     """Link the earlier versions into the new folder, without copying their weights."""
     for version in old.versions:
         if version != new.version:
-            shutil.copytree(old.path / str(version), new.folder / str(version), copy_function=_link)
+            shutil.copytree(old.path / str(version), new.folder / str(version), copy_function=link_file)
 
 
-def _link(source: str, target: str) -> None:
+def link_file(source: str | Path, target: str | Path) -> None:
+    """Make a file have another name; a copy where the file system has no links."""
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except OSError:
         shutil.copy2(source, target)
 
 

@@ -55,20 +55,20 @@ def fill_bank(draft: Draft, order: Order) -> ModelContent:
     """Write packs for a bank; a bank that serves packs of the same base is updated in place."""
     config = order.config
     draft.at.mkdir()
-    packed = write_packs(order.named, draft.at, config, order.folders, show=order.show)
+    last = draft.last
+    earlier = last if last is not None and same_code(last, "vtk") else None
+    packed = write_packs(order.named, draft.at, config, order.folders, earlier=earlier, show=order.show)
     write_code(draft.at, "vtk")
     inputs, outputs = _slots(packed.cards, None, config)
     parameters = _parameters(config) | {"dtype": config.dtype}
     message = build(order.name, config, inputs, outputs, parameters=parameters, warm=image_dims(packed.cards),
                     part_of=order.part_of)  # fmt: skip
-    if draft.old is not None and draft.old.versions:
-        last = draft.old.path / str(draft.old.versions[-1])
-        # what runs follows an index of this format, whichever its code
-        if draft.old.config == message and has_base(last, packed.base):
-            if not same_code(last, "vtk"):
-                console.say(f"{order.name}: a server that runs version {draft.old.versions[-1]} loads the packs now, "
-                            "and this release's code at its next start")  # fmt: skip
-            draft.reuse()
+    # what runs follows an index of this format, whichever its code
+    if last is not None and draft.old is not None and draft.old.config == message and has_base(last, packed.base):
+        if earlier is None:
+            console.say(f"{order.name}: a server that runs version {last.name} loads the packs now, and this release's "
+                        "code at its next start")  # fmt: skip
+        draft.reuse()
     return ModelContent(message, packed.cards, inputs, outputs, serve_bank(config.runtime))
 
 

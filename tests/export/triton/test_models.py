@@ -341,7 +341,7 @@ def test_a_bank_takes_packs_up_and_lets_go_of_them_without_a_restart(
     assert (first.name, first.version, first.updated) == ("p", 1, False)
     config = json.dumps({"parameters": {"dtype": {"string_value": "fp32"}}})
     module = load("bank_model")
-    monkeypatch.setattr(module, "POLL_S", 0.05)
+    monkeypatch.setattr(sys.modules["vtk_watch"], "POLL_S", 0.05)
     model = module.TritonPythonModel()
     model.initialize(
         {
@@ -379,9 +379,9 @@ def test_a_bank_takes_packs_up_and_lets_go_of_them_without_a_restart(
     while ask("p").error is None and time.monotonic() < limit:
         time.sleep(0.02)
     assert "unknown task 'p'; this model has 'q'" in str(ask("p").error)
-    assert list(model.bank.tasks) == [model.keys["q"]]
+    assert list(model.bank.tasks) == [model.watch.keys["q"]]
     model.finalize()
-    assert not model.watcher.is_alive()
+    assert not model.watch.thread.is_alive()
 
 
 def test_another_config_is_another_version_of_a_bank(packed: Any, tmp_path: Path, capsys: Any) -> None:

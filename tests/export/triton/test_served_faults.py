@@ -174,7 +174,7 @@ def bank(load: Load, repository: Path, tmp_path: Path, monkeypatch: pytest.Monke
     """A bank as a server runs it, of the task `p`; its index also lists `q` and `r` where ``both`` is written."""
     shutil.copytree(repository, tmp_path / "models")
     module = load("bank_model")
-    monkeypatch.setattr(module, "POLL_S", 0.02)
+    monkeypatch.setattr(sys.modules["vtk_watch"], "POLL_S", 0.02)
     model = module.TritonPythonModel()
     path = tmp_path / "models" / "m" / "1" / "tasks.json"
     model.both = json.loads(path.read_text())
@@ -184,10 +184,10 @@ def bank(load: Load, repository: Path, tmp_path: Path, monkeypatch: pytest.Monke
     )
     model.write({**model.both, "tasks": {"p": model.both["tasks"]["p"]}})
     model.initialize({**ARGS, "model_repository": str(tmp_path / "models" / "m")})
-    model.index._clock = lambda: 100 * time.monotonic()
+    model.watch.index._clock = lambda: 100 * time.monotonic()
     yield model
     model.finalize()
-    assert not model.watcher.is_alive()
+    assert not model.watch.thread.is_alive()
 
 
 def until(right: Callable[[], object]) -> None:
@@ -216,9 +216,9 @@ def test_whatever_ends_an_attempt_the_bank_goes_on_and_tries_again(
     bank.write(bank.both)
     until(lambda: said)
     # a task behind the one that failed comes with the same attempt
-    assert bank.watcher.is_alive() and f"{2 - isinstance(error, SystemExit)} tasks are served" in said[0]
+    assert bank.watch.thread.is_alive() and f"{2 - isinstance(error, SystemExit)} tasks are served" in said[0]
     assert bank.execute([request(pixels.numpy(), ["p"])])[0].error is None
-    until(lambda: "q" in bank.tasks)
+    until(lambda: "q" in bank.watch.tasks)
     with torch.no_grad():
         wanted = load_task(packed.path).model(pixels).numpy()
     assert np.allclose(bank.execute([request(pixels.numpy(), ["q"])])[0].found["logits"], wanted, atol=1e-4)
@@ -228,34 +228,34 @@ def test_whatever_ends_an_attempt_the_bank_goes_on_and_tries_again(
 def test_an_attempt_that_ended_between_two_steps_is_no_obstacle_to_the_next(
     bank: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change, faults = bank._change, [MemoryError("no room")]
+    change, faults = bank.watch._change, [MemoryError("no room")]
 
     def fail_once(*args: Any) -> None:
         if faults:
             raise faults.pop()
         change(*args)
 
-    monkeypatch.setattr(bank, "_change", fail_once)
+    monkeypatch.setattr(bank.watch, "_change", fail_once)
     bank.write(bank.both)
-    until(lambda: len(bank.tasks) == 3)
+    until(lambda: len(bank.watch.tasks) == 3)
     assert "no room" in said[0] and len(bank.bank.tasks) == 3
 
 
 def test_a_pack_whose_weights_are_not_those_of_its_digest_is_not_served(bank: Any, said: list[str]) -> None:
     """A third of them is zero, as after a copy that broke off; when the copy is whole it is served."""
-    file = bank.index.path.parent / "packs" / "q" / "task.safetensors"
+    file = bank.watch.index.path.parent / "packs" / "q" / "task.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: -len(whole) // 3] + bytes(len(whole) - len(whole[: -len(whole) // 3])))
     bank.write(bank.both)
-    until(lambda: "r" in bank.tasks)
-    assert "q" not in bank.tasks and "task 'q'" in said[0] and "is damaged, or not copied yet" in said[0]
+    until(lambda: "r" in bank.watch.tasks)
+    assert "q" not in bank.watch.tasks and "task 'q'" in said[0] and "is damaged, or not copied yet" in said[0]
     file.write_bytes(whole)
-    until(lambda: "q" in bank.tasks)
+    until(lambda: "q" in bank.watch.tasks)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
 def test_an_index_or_a_pack_that_is_a_pipe_holds_up_nobody(bank: Any, said: list[str]) -> None:
-    index = bank.index.path
+    index = bank.watch.index.path
     index.unlink()
     os.mkfifo(index)
     until(lambda: said and "no plain file" in said[0])
@@ -263,16 +263,16 @@ def test_an_index_or_a_pack_that_is_a_pipe_holds_up_nobody(bank: Any, said: list
     weights.unlink()
     os.mkfifo(weights)
     bank.write(bank.both)
-    until(lambda: "r" in bank.tasks)
+    until(lambda: "r" in bank.watch.tasks)
     assert any("task 'q'" in line and "no plain file" in line for line in said)
 
 
 def test_a_watch_that_has_ended_starts_again_with_the_next_request(bank: Any, said: list[str]) -> None:
-    bank.watcher = threading.Thread(target=int)
-    bank.watcher.start()
-    bank.watcher.join()
+    bank.watch.thread = threading.Thread(target=int)
+    bank.watch.thread.start()
+    bank.watch.thread.join()
     assert bank.execute([request(np.zeros((1, 3, 32, 48)), ["p"])])[0].error is None
-    assert bank.watcher.is_alive() and "nobody looked" in said[0]
+    assert bank.watch.thread.is_alive() and "nobody looked" in said[0]
 
 
 @pytest.mark.parametrize("broken", ["{", "[]", '{"tasks": []}', '{"tasks": {"a": {}}}', "[" * 3000, '{"tasks": {}}'])
@@ -375,4 +375,4 @@ def test_an_export_over_a_broken_index_repairs_the_bank_that_runs(bank: Any, pac
     sources = [f"{name}={packed.path}" for name in "ps"]
     made = export_triton(sources, config, show=False, base=packed.path.parent / "base.safetensors").models[0]
     assert (made.version, made.updated) == (1, True)
-    until(lambda: set(bank.tasks) == {"p", "s"})
+    until(lambda: set(bank.watch.tasks) == {"p", "s"})

@@ -15,7 +15,7 @@ MODULES = (
     "vtk_export.tensorrt.config", "vtk_export.triton.config", "vtk.commands.demo", "vtk.commands.doctor",
 )  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {
-    "ProfileCommand": {"source": "m"}, "AnalyzeCommand": {"model": "m"}, "BenchConfig": {"pack": ("p",)},
+    "ProfileCommand": {"source": "m"}, "AnalyzeCommand": {"model": "m"}, "BenchConfig": {"tasks": 2},
     "TritonCommand": {"sources": ("m",)}, "TensorrtConfig": {"out": "o"}, "TensorrtCommand": {"out": "o"},
 }  # fmt: skip
 """What a config refuses to be without, beside the fields that have no default."""

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from vtk.card import Card
 from vtk.models.create import Created, build_model
 from vtk.packs import save_task
+from vtk.packs.synthetic import write_synthetic
 
 NAME = "vit_tiny_patch16_224"
 KWARGS: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 2}
@@ -78,3 +79,13 @@ def write_small_pack(
     card = Card(model=created.spec, input=created.input, classes=classes, metrics={"top1": 0.5})
     save_task(folder / name, state=state, created=created, card=card, trained=trained, dtype=dtype)
     return folder / name
+
+
+@pytest.fixture
+def make_factors(make_pack: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Return what writes a pack of factors like the pack that the other arguments make."""
+
+    def make(name: str = "factors", *, rank: Any = (3, 2, 0), dtype: Any = "fp32", **options: Any) -> Path:
+        return write_synthetic(tmp_path / name, make_pack(f"{name}-full", **options), rank=rank, dtype=dtype)
+
+    return make

@@ -15,9 +15,10 @@ from vtk.card import Transform
 from vtk.errors import UnavailableError, UsageError, VerificationError
 from vtk.packs import load_task
 from vtk.packs import to_peft as module
+from vtk.packs.adapters import exact_pattern
 from vtk.packs.bundle import bundle_task
 from vtk.packs.from_peft import from_peft
-from vtk.packs.to_peft import exact_pattern, to_peft
+from vtk.packs.to_peft import to_peft
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:Unsupported layer type")

@@ -68,6 +68,20 @@ class PackOptions(Config):
         ),
     ] = "auto"
     pack_dtype: StoredAs = "fp32"
+    pack_rank: Annotated[
+        int | Literal["auto"] | None,
+        Option(
+            "also write task-small: the best pack as low-rank factors", "output", often=True, least=0,
+            allowed="a mean rank, at least 0, or auto",
+        ),
+    ] = None  # fmt: skip
+
+    def _check_pack(self, train: PolicyName) -> None:
+        if self.pack_rank is not None and train in ("lora", "head"):
+            why = "packs of --train lora hold factors of --lora-rank already"
+            if train == "head":
+                why = "--train head changes no matrix that could be cut"
+            raise UsageError(f"`--pack-rank` {self.pack_rank}: {why}; leave it out")
 
     @classmethod
     def upgrade(cls, values: Mapping[str, Any]) -> dict[str, Any]:

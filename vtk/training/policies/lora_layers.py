@@ -17,10 +17,9 @@ from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 from vtk.models.create import Created
 from vtk.models.task_parameters import head_names
-from vtk.packs.adapters import import_peft, timm_call
+from vtk.packs.adapters import called_leaves, exact_pattern, import_peft, timm_call
 from vtk.packs.lora_adapter import Lora
 from vtk.packs.plain import separate_qkv_bias
-from vtk.packs.to_peft import called_leaves, exact_pattern
 from vtk.training.options.policy import PolicyOptions
 from vtk.training.policies import policy
 

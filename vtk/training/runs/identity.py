@@ -18,7 +18,7 @@ from vtk.training.runs.resume_state import RESTART, Saved
 # flags that say where and how long to work, not what the result is; `weights` is compared by the id of the base
 _FREE = frozenset(
     "data out weights workers stop_after resume overwrite attn_only device dry_run init_from patience track "
-    "recipe save_every on_leak cuda_graph".split()
+    "recipe save_every on_leak cuda_graph pack_rank".split()
 )
 
 

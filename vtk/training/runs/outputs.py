@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vtk.evaluation.multilabel import MultiLabelMetrics
 
 TASK, TASK_LAST, LAST, ADAPTER = "task", "task-last", "last", "adapter"
+TASK_SMALL = "task-small"  # of `--pack-rank`
 STATE_INFO = "state.json"  # in LAST
 MODEL, MODEL_LAST = "model.safetensors", "model-last.safetensors"  # of a run that trains the whole model
 FILES = (
@@ -52,6 +53,7 @@ _INSIDE = {  # cleared in this order: a run without its packs must not look as i
     LAST: {"model.safetensors", "state.pt", "state.json"},
     TASK: {"task.json", "task.safetensors", "base_tensors.json"},
     TASK_LAST: {"task.json", "task.safetensors", "base_tensors.json"},
+    TASK_SMALL: {"task.json", "task.safetensors", "base_tensors.json"},
     ADAPTER: {"adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md"},
 }
 _CARD = json_with("model", "input", "classes", "schema")
@@ -59,6 +61,7 @@ _FOLDER_MARKS = {  # by what the folders of a run are recognised
     LAST: ("state.json", json_with("schema", "epoch", "rows", "flags")),
     TASK: ("task.json", _CARD),
     TASK_LAST: ("task.json", _CARD),
+    TASK_SMALL: ("task.json", _CARD),
     ADAPTER: ("adapter_model.safetensors", safetensors_with(CARD_KEY)),
 }
 
@@ -143,9 +146,16 @@ def clear_run(out: Path) -> None:
 
 
 def clear_plots(out: Path) -> None:
-    """Remove the plots of an earlier part of a run: they would contradict the epochs trained now."""
+    """Remove the plots and the compressed pack of an earlier part of a run, which what is trained now contradicts."""
+    clear_small(out)
     for name in find_own(out, {name: MARKS[name] for name in PLOTS}, _WRITER):
         (out / name).unlink(missing_ok=True)
+
+
+def clear_small(out: Path) -> None:
+    """Remove the compressed pack of a run, which another best pack would contradict."""
+    if _is_ours(out / TASK_SMALL):
+        shutil.rmtree(out / TASK_SMALL)
 
 
 def _folders(out: Path) -> list[Path]:

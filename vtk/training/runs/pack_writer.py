@@ -16,17 +16,19 @@ from vtk.packs.base_files import store_base
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.lora_adapter import finish_lora, save_lora
+from vtk.packs.lora_factors import run_factors
 from vtk.packs.pack import save_task, update_card
 from vtk.training.engine.callbacks import Kept
 from vtk.training.engine.processes import Ranks
 from vtk.training.policies import lora_layers as lora
 from vtk.training.runs import outputs
 from vtk.training.runs.label_kinds import remember
+from vtk.training.runs.small_pack import write_small
 from vtk.training.runs.writer import Writer, link_equal_files
 
 
 class PackWriter(Writer):
-    """Writes ``task`` after the best epoch, ``task-last`` after the last one, and ``adapter`` of LoRA."""
+    """Writes ``task`` after the best epoch, ``task-last`` and ``task-small`` at the end, and ``adapter`` of LoRA."""
 
     what: ClassVar[Kept] = "pack"
 
@@ -63,6 +65,8 @@ class PackWriter(Writer):
             self.history.best = self._measure(self.best_path)
             self._measure(self.last_path)
         link_equal_files(self.best_path, self.last_path)
+        if self.prepared.config.pack_rank is not None:
+            write_small(self.prepared, self.best_path, self.plan.out / outputs.TASK_SMALL)
 
     def check_files(self, *, complete: bool) -> None:
         """Make sure, on resume, that the pack of the best epoch and of LoRA its adapter are still there."""
@@ -93,12 +97,13 @@ class PackWriter(Writer):
         return lora.merged_into(self.task.model, self.task.lora, state)
 
     def _write(self, path: Path, state: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> Card:
-        trained = self.task.trained
-        if self.task.lora is not None:
-            state, trained = self.task.lora.merge(state), frozenset(map(self.task.lora.plain_name, trained))
+        created, trained, layers, factors = self.task.created, self.task.trained, self.task.lora, {}
+        if layers is not None:
+            factors = run_factors(created, layers, state)
+            state, trained = layers.merge(state), frozenset(map(layers.plain_name, trained))
         dtype = self.prepared.config.pack_dtype
         card = self.card(numbers)
-        return save_task(path, state=state, created=self.task.created, card=card, trained=trained, dtype=dtype)
+        return save_task(path, state=state, created=created, card=card, trained=trained, dtype=dtype, factors=factors)
 
     def _measure(self, path: Path) -> dict[str, Any]:
         """Evaluate a pack from its file and correct its card: rounded weights have other metrics than the model."""

@@ -1,8 +1,9 @@
 """Triton model of many tasks on ONNX Runtime: one session for each task, their common weights in memory once.
 
-Needs numpy, onnxruntime, and `vtk_rows.py` and `vtk_prepack.py` beside it. ``tasks.json`` says which file is whose.
-Weights are packed for this computer when a model is loaded for the first time (`vtk_prepack`). Where that cannot be,
-sessions use the weights as they are, mapped from the one data file that the tasks' files refer to: slower, as small.
+Needs numpy, onnxruntime, and `vtk_rows.py`, `vtk_counters.py` and `vtk_prepack.py` beside it. ``tasks.json`` says
+which file is whose. Weights are packed for this computer when a model is loaded for the first time (`vtk_prepack`).
+Where that cannot be, sessions use the weights as they are, mapped from the one data file that the tasks' files refer
+to: slower, as small.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+from vtk_counters import Counters  # type: ignore[import-not-found]
 from vtk_prepack import digests, prepare  # type: ignore[import-not-found]
 from vtk_rows import Batches, Task, answer, parameters  # type: ignore[import-not-found]
 
@@ -43,13 +45,15 @@ class TritonPythonModel:
             name: Task(tuple(entry["classes"]), (entry["in_chans"], entry["height"], entry["width"]))
             for name, entry in index["tasks"].items()
         }
+        self.counters = Counters(args)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests; the images of each task are one batch."""
-        return answer(requests, self.tasks, self._run, softmax=self.softmax)
+        return answer(requests, self.tasks, self._run, softmax=self.softmax, count=self.counters.count)
 
     def finalize(self) -> None:
         """Drop the sessions and their memory."""
+        self.counters.close()
         self.sessions.clear()
 
     def _run(self, batches: Batches) -> dict[str, np.ndarray]:

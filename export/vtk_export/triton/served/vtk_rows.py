@@ -5,6 +5,7 @@ name for each image; the server hands over several requests at once, and all ima
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,31 @@ class Task:
         object.__setattr__(self, "labels", np.array(names, dtype=np.object_))
 
 
+@dataclass
+class Counts:
+    """What a call was about.
+
+    Attributes:
+        images: by task, in requests that were answered.
+        answered: requests with images of the task.
+        failed: requests with images of the task that got an error.
+        unknown: requests that named a task which the model does not have.
+    """
+
+    images: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    unknown: int = 0
+
+    def add(self, names: Sequence[str], tasks: Mapping[str, "Task"], answered: bool) -> None:
+        """Add a request by the task of each of its images."""
+        images = Counter(name for name in names if name in tasks)
+        (self.answered if answered else self.failed).update(images.keys())
+        self.unknown += any(name not in tasks for name in names)
+        if answered:
+            self.images.update(images)
+
+
 class Refused(Exception):
     """The request cannot be answered; the text says why and goes to the client."""
 
@@ -50,16 +76,14 @@ class _Rows:
 
     def __init__(self, request: Any, tasks: Mapping[str, Task]) -> None:
         pixels = pb_utils.get_input_tensor_by_name(request, "pixel_values").as_numpy()
-        names = pb_utils.get_input_tensor_by_name(request, "task").as_numpy().reshape(-1)
+        names = _names(request)
         if pixels.ndim != 4 or not len(pixels):
             raise Refused(
                 f"`pixel_values` are {pixels.shape}; send (batch, channels, height, width), one image or more"
             )
-        if not len(pixels):
-            raise Refused("the request has no images; send one or more")
         if len(names) != len(pixels):
             raise Refused(f"`task` has {len(names)} names for {len(pixels)} images; give one for each")
-        self.names = [text(name) for name in names]
+        self.names = names
         self.count = len(pixels)
         self.found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.pixels: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -94,7 +118,10 @@ class _Rows:
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 
-def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, softmax: bool = False) -> list[Any]:
+def answer(
+    requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, softmax: bool = False,
+    count: Callable[[Counts], None] | None = None,
+) -> list[Any]:  # fmt: skip
     """Answer requests, each on its own where something is wrong with it.
 
     Args:
@@ -102,6 +129,8 @@ def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, soft
         tasks: those that may be asked for now.
         run: maps a batch (n, channels, height, width) for each task to logits (n, classes). It may fail: then tasks are
             run one by one, of a task that fails the requests, and those that fail alone are told why.
+        softmax: give probabilities in place of logits.
+        count: is told what the call was about.
 
     Returns:
         A response for each request.
@@ -120,7 +149,27 @@ def answer(requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, soft
             answers[i] = failure(wrong[i]) if i in wrong else entry.answer(tasks, width, softmax)
         except Exception as error:
             answers[i] = failure(why(error))
+            wrong[i] = why(error)
+    if count is not None:
+        counts = Counts()
+        for i, request in enumerate(requests):
+            counts.add(_named(rows.get(i), request), tasks, i in rows and i not in wrong)
+        count(counts)
     return answers
+
+
+def _names(request: Any) -> list[str]:
+    """Return the task of each image."""
+    return [text(name) for name in pb_utils.get_input_tensor_by_name(request, "task").as_numpy().reshape(-1)]
+
+
+def _named(entry: "_Rows | None", request: Any) -> list[str]:
+    """Return the task of each image; of a request that could not be read none."""
+    if entry is not None:
+        return entry.names
+    with contextlib.suppress(Exception):
+        return _names(request)
+    return []
 
 
 def _run(rows: Mapping[int, _Rows], run: Run) -> dict[int, str]:

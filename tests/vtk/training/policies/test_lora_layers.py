@@ -19,9 +19,9 @@ from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
+from vtk.packs.adapters import called_leaves
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
-from vtk.packs.to_peft import called_leaves
 from vtk.training.finetune import finetune, memory_report
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
@@ -113,9 +113,15 @@ def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weigh
         assert a.shape[0] == b.shape[1] == 4
         wanted = base[f"{name}.weight"].double() + 16 / 4 * b @ a
         assert torch.allclose(state[f"{name}.weight"].double(), wanted, atol=1e-7)
-    assert set(load_file(run.task / "task.safetensors")) == {
-        *(f"{name}.weight" for name in TARGETS), "head.weight", "head.bias", "pos_embed",
-    }  # fmt: skip
+    stored = load_file(run.task / "task.safetensors")
+    assert set(stored) == {*(f"{n}.weight:{x}" for n in TARGETS for x in "ab"), "head.weight", "head.bias"}
+    for name in TARGETS:
+        for x in "AB":
+            factor = tensors[f"base_model.model.{name}.lora_{x}.weight"]
+            assert torch.equal(stored[f"{name}.weight:{x.lower()}"], factor)
+    facts = json.loads((run.task / "task.json").read_text())["pack"]["factors"]
+    assert {n: f["scale"] for n, f in facts.items() if f["rank"] == 4} == {f"{n}.weight": 4.0 for n in TARGETS}
+    assert facts["pos_embed"]["rank"] == 0  # as resampled from the base's
     same = [n for n in base if not n.startswith("head.") and n != "pos_embed" and n[: -len(".weight")] not in TARGETS]
     assert len(same) > 20 and all(torch.equal(state[n], base[n]) for n in same)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -126,8 +132,9 @@ def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weigh
     assert measure(run.task_last, photos, dtype) == (last["top1"], pytest.approx(last["loss"], abs=1e-12))
     # and back
     card = from_peft(run.adapter, tmp_path / "again")
-    a, b = (load_file(path / "task.safetensors") for path in (run.task, tmp_path / "again"))
-    assert a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+    again = load_file(tmp_path / "again" / "task.safetensors")
+    assert torch.equal(again.pop("pos_embed"), state["pos_embed"])  # of the adapter's own base, not of the stored one
+    assert again.keys() == stored.keys() and all(torch.equal(again[n], stored[n]) for n in stored)
     assert card.classes == ("blue", "green", "red")
 
 
@@ -175,13 +182,14 @@ def test_pack_and_adapter_hold_the_average(low, photos, weights, tmp_path):
     averages = torch.load(run.out / "last" / "state.pt", weights_only=True)["ema"]["averages"]
     assert averages.keys() == raw.keys() and not any(torch.equal(averages[n], raw[n]) for n in raw)
     adapter, packed = load_file(run.adapter / "adapter_model.safetensors"), load_file(run.task / "task.safetensors")
-    base = load_file(weights)
+    base, merged = load_file(weights), load_task(run.task).model.state_dict()
     for name in TARGETS:
         a, b = (averages[f"{name}.lora_{x}.default.weight"] for x in "AB")
         for x, mean in zip("AB", (a, b), strict=True):
             assert torch.equal(adapter[f"base_model.model.{name}.lora_{x}.weight"], mean)
+        assert torch.equal(packed[f"{name}.weight:a"], a) and torch.equal(packed[f"{name}.weight:b"], b)
         wanted = base[f"{name}.weight"].double() + 16 / 2 * b.double() @ a.double()
-        assert torch.allclose(packed[f"{name}.weight"].double(), wanted, atol=1e-7)
+        assert torch.allclose(merged[f"{name}.weight"].double(), wanted, atol=1e-7)
     for name in ("head.weight", "head.bias"):
         assert torch.equal(packed[name], averages[name]) and torch.equal(
             adapter[f"base_model.model.{name}"], packed[name]
@@ -211,11 +219,15 @@ def test_factors_on_the_ffn_are_said_to_leave_the_bank(low, capsys):
         TaskBank().add("a", run.task)
 
 
-def test_parallel_branches_and_int8_packs(low):
+def test_parallel_branches_and_int8_packs(low, photos):
     changes = {"branches": 2, "pack_dtype": "int8", "weights": None, "pretrained": False}
     run = finetune(low(**changes, model_kwargs=("depth=4", "embed_dim=32", "num_heads=2")))
-    names = {n for n in load_file(run.task / "task.safetensors") if n.endswith("qkv.weight")}
-    assert names == {f"blocks.{i}.attns.{j}.attn.qkv.weight" for i in range(2) for j in range(2)}
+    stored = load_file(run.task / "task.safetensors")
+    names = {n for n in stored if n.endswith("qkv.weight:a")}
+    assert names == {f"blocks.{i}.attns.{j}.attn.qkv.weight:a" for i in range(2) for j in range(2)}
+    assert all(stored[n].dtype == torch.int8 and stored[f"{n}:scale"].shape == (8,) for n in names)
+    top1, loss = measure(run.task, photos, torch.float32)
+    assert (run.metrics.top1, run.metrics.loss) == (top1, pytest.approx(loss, abs=1e-12))  # of the rounded factors
     # the branches have other names than the base's tensors, which stock PEFT cannot know
     assert (run.adapter / "base.safetensors").is_file()
 

@@ -1,0 +1,102 @@
+"""Stacked tensors on a device, with a slot for each task: what a grouped product reads."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+GENERATIONS = itertools.count(1)
+"""Numbers of all states of memory that has an address; none comes twice."""
+
+_SPARE = 16
+"""A full stack grows by 1/16: a bank saves memory, and copies are cheap."""
+
+
+class SlotStacks:
+    """Stacks of equal tensors of many tasks, layer by layer.
+
+    Attributes:
+        stacks: (slots, …) tensors by name, of each layer.
+        slots: of each number.
+        generation: changes whenever stacks get other addresses.
+        unit: bytes of a slot.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stacks: list[dict[str, Tensor]] = []
+        self.slots: dict[int, int] = {}
+        self.generation, self.unit = next(GENERATIONS), 0
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots."""
+        return next((len(t) for part in self.stacks for t in part.values()), 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots, of free ones too."""
+        return self.capacity * self.unit
+
+    def shape(self, values: Sequence[Mapping[str, Tensor]]) -> None:
+        """Make empty stacks for tensors like these, if there are none."""
+        if not self.stacks:
+            self.generation = next(GENERATIONS)
+            self.unit = sum(t.numel() * t.element_size() for part in values for t in part.values())
+            self.stacks = [
+                {k: torch.empty(0, *t.shape, dtype=t.dtype, device=self.device) for k, t in part.items()}
+                for part in values
+            ]
+
+    def write(self, layer: int, number: int, values: Mapping[str, Tensor]) -> None:
+        """Copy a task's tensors of one layer into its slot."""
+        for key, stack in self.stacks[layer].items():
+            stack[self.slots[number]].copy_(values[key], non_blocking=True)
+
+    def needs(self, numbers: Iterable[int]) -> int:
+        """Return the slots that there would have to be to hold these, too."""
+        return len(self.slots.keys() | set(numbers))
+
+    def reserve(self, numbers: Iterable[int], limit: int | None = None) -> list[int] | None:
+        """Give each number a slot, in larger stacks if there are too few.
+
+        Args:
+            numbers: of tasks.
+            limit: most slots; None for any number.
+
+        Returns:
+            The old slots of all tasks if they have moved; None if they have not.
+        """
+        wanted = [n for n in numbers if n not in self.slots]
+        needed, moved = len(self.slots) + len(wanted), None
+        if needed > self.capacity:
+            larger = needed + (self.capacity // _SPARE if needed > _SPARE * 2 else 0)
+            moved = self.resize(larger if limit is None else max(needed, min(larger, limit)))
+        taken = set(self.slots.values())
+        free = (slot for slot in range(self.capacity) if slot not in taken)
+        self.slots.update(zip(wanted, free, strict=False))
+        return moved
+
+    def drop(self, number: int, *, shrink: bool = True) -> list[int] | None:
+        """Free a slot for the next task; the stacks shrink when many are free. Returns what `reserve` does."""
+        self.slots.pop(number, None)
+        if shrink and self.capacity - len(self.slots) > len(self.slots) // _SPARE:
+            return self.resize(len(self.slots))
+        return None
+
+    def resize(self, capacity: int) -> list[int]:
+        """Copy the slots in use to stacks of another size, one tensor after the other; return their old slots."""
+        self.generation = next(GENERATIONS)
+        order = sorted(self.slots, key=self.slots.__getitem__)
+        old_slots = [self.slots[n] for n in order]
+        used = torch.tensor(old_slots, dtype=torch.int64, device=self.device)
+        for part in self.stacks:
+            for key, old in part.items():
+                new = old.new_zeros(capacity, *old.shape[1:])
+                new[: len(order)] = old[used]
+                part[key] = new
+                if old.is_cuda:  # its memory is of another stream perhaps, which knows nothing of this one
+                    old.record_stream(torch.cuda.current_stream())
+        self.slots = {number: slot for slot, number in enumerate(order)}
+        return old_slots
