@@ -61,7 +61,7 @@ def fill_factors(draft: Draft, order: Order) -> ModelContent:
     same = last is not None and same_code(last, "factors")
 
     def export(named: Mapping[str, Path], out: Path) -> None:
-        export_tasks(named, _tasks_config(out, order, named), base=config.base, show=order.show)
+        export_tasks(named, _tasks_config(out, order, named), base=config.base, earlier=last, show=order.show)
 
     if not (last is not None and same and update_factors(last, draft.at, packs, export, show=order.show)):
         export(packs, draft.at)
