@@ -62,7 +62,7 @@ def write_compressed(path: Path, found: Compression, config: CompressConfig, ima
     card = dataclasses.replace(task.card, metrics=new_metrics(found, images), command=command)
     with replace_dir(path) as tmp:
         written = save_task(
-            tmp, state=state, created=found.created, card=card, trained=task.card.pack.get("trained", ()),
+            tmp, state=state, created=found.created, card=card, trained=task.card.pack.get("trained") or task.carried,
             dtype=config.pack_dtype, factors=found.factors, pack=facts,
         )  # fmt: skip
         _check_written(tmp, found, config)
@@ -82,7 +82,7 @@ def compression_facts(found: Compression, config: CompressConfig, images: Images
     if found.tuned is not None:
         tuned = found.tuned
         facts["tuned"] = {"steps": tuned.steps, "images": tuned.images, "what": images.trained,
-                          "kl_before": tuned.before, "kl_after": tuned.after}  # fmt: skip
+                          "loss_before": tuned.before, "loss_after": tuned.after}  # fmt: skip
     if found.chosen is not None and found.before is not None:
         facts["chosen"] = {"images": len(found.before) - found.judged.images if found.judged else 0,
                            "what": images.held, "seed": config.seed, "max_drop": config.max_drop / 100,
