@@ -89,6 +89,7 @@ def test_what_is_exact_is_exact_and_the_rest_is_base_plus_factors(
     assert sum(found["ranks"].values()) > 0 and found["positions"] == ["pos_embed"]
 
 
+@pytest.mark.slow
 def test_weights_of_training_images_leave_less_error_in_the_logits(
     pack: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ def several(answers: Answers) -> Answers:
 
 @pytest.mark.parametrize("metric", ["top1", "balanced_accuracy", "mAP"])
 def test_the_expected_drop_is_the_drop_on_many_images(metric: DropMetric) -> None:
-    many = draw(100_000, 0)
+    many = draw(50_000, 0)
     many = several(many) if metric == "mAP" else many
     true = value_of(many, metric) - value_of(disturbed(many, 0.5), metric)
     few = many.of(range(400))
@@ -53,20 +53,20 @@ def test_probabilities_are_calibrated_by_a_temperature() -> None:
     assert 0.4 < float(alone.max()) <= 1
 
 
-@pytest.mark.parametrize(
-    ("metric", "least", "most"), [("top1", 0.9, 1), ("balanced_accuracy", 0.9, 1), ("mAP", 0.88, 1)]
-)
-def test_intervals_cover_the_drop_of_the_population(metric: DropMetric, least: float, most: float) -> None:
-    many = draw(60_000, 2)
+@pytest.mark.slow
+@pytest.mark.parametrize("metric", ["top1", "balanced_accuracy", "mAP"])
+def test_intervals_cover_the_drop_of_the_population(metric: DropMetric, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vtk.packs.compression.drop._RESAMPLES", 100)
+    many = draw(20_000, 2)
     many = several(many) if metric == "mAP" else many
     after = disturbed(many, 0.7)
     true = value_of(many, metric) - value_of(after, metric)
     covered = []
-    for i in range(60):
+    for i in range(30):
         places = range(i * 90, (i + 1) * 90)
         found = compare(many.of(places), after.of(places), metric)
         covered.append(found.low <= true <= found.high)
-    assert least <= sum(covered) / len(covered) <= most
+    assert sum(covered) >= 26  # of 30, of which 28.5 are expected
 
 
 def test_numbers_of_a_comparison_are_those_of_scikit_learn() -> None:

@@ -27,12 +27,14 @@ def test_a_run_writes_the_best_pack_again_as_factors_of_its_own_images(config: C
     assert "factors" not in read_card(run.task).pack  # the exact pack is what it would have been
 
 
+@pytest.mark.slow
 def test_what_is_trained_on_replaces_it_and_a_run_without_it_removes_it(config: Config) -> None:
     run = finetune(config(epochs=2, stop_after=1, pack_rank=1))
     finetune(config(epochs=2, resume=True))
     assert not (run.out / "task-small").exists() and (run.out / "task").is_dir()
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_be_chosen_leaves_the_run_complete(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
