@@ -51,8 +51,8 @@ def describe(
     if found.tuned is not None:
         tuned = found.tuned
         report.lines.append(
-            f"tuned for {tuned.steps} steps on {tuned.images} random crops of {images.trained}: squared distance of "
-            f"the logits {tuned.before:.3g} in the first tenth of them, {tuned.after:.3g} in the last"
+            f"tuned for {tuned.steps} steps on {tuned.images} random crops of {images.trained}: KL to the full "
+            f"pack {tuned.before:.4f} in the first tenth of them, {tuned.after:.4f} in the last"
         )
     _of_judgement(report, found, config, images, card)
     return report

@@ -82,7 +82,7 @@ def compression_facts(found: Compression, config: CompressConfig, images: Images
     if found.tuned is not None:
         tuned = found.tuned
         facts["tuned"] = {"steps": tuned.steps, "images": tuned.images, "what": images.trained,
-                          "loss_before": tuned.before, "loss_after": tuned.after}  # fmt: skip
+                          "kl_before": tuned.before, "kl_after": tuned.after}  # fmt: skip
     if found.chosen is not None and found.before is not None:
         facts["chosen"] = {"images": len(found.before) - found.judged.images if found.judged else 0,
                            "what": images.held, "seed": config.seed, "max_drop": config.max_drop / 100,

@@ -101,7 +101,7 @@ def test_weights_of_training_images_leave_less_error_in_the_logits(
         assert code == 0
         off = logits(load_task(tmp_path / str(i)).model, full, paths) - exact
         errors.append(float((off - off.mean(dim=1, keepdim=True)).square().mean()))
-    assert found["tuned"]["loss_after"] < found["tuned"]["loss_before"]
+    assert found["tuned"]["kl_after"] < found["tuned"]["kl_before"]
     assert errors[2] < errors[1] < errors[0]
 
 
