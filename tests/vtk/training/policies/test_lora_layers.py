@@ -172,6 +172,32 @@ def test_one_and_one_epochs_equal_two(low, tmp_path):
         finetune(low(out=tmp_path / "parts", resume=True, **{**changes, "lora_rank": 4}))
 
 
+@pytest.mark.slow
+def test_a_run_whose_pack_is_merged_as_older_versions_wrote_it_goes_on(low, tmp_path):
+    changes = {"epochs": 2, "lora_alpha": 12.0}
+    whole = finetune(low(out=tmp_path / "whole", **changes))
+    run = finetune(low(out=tmp_path / "old", stop_after=1, **changes))
+    task, file = load_task(run.task), run.task / "task.safetensors"
+    state, facts = task.model.state_dict(), dict(task.card.pack)
+    del facts["factors"], facts["start_layout"]
+    save_file({name: state[name].contiguous() for name in task.carried}, file)
+    card = json.loads((run.task / "task.json").read_text())
+    (run.task / "task.json").write_text(json.dumps(card | {"schema": 1, "pack": facts}))
+    assert not load_task(run.task).factors
+    done = finetune(low(out=tmp_path / "old", resume=True, **changes))
+    for name in ("task-last/task.safetensors", "adapter/adapter_model.safetensors"):
+        assert (whole.out / name).read_bytes() == (done.out / name).read_bytes(), name
+    with torch.no_grad():
+        assert torch.equal(load_task(done.task).model(IMAGES), load_task(whole.task).model(IMAGES))
+
+
+def test_a_rank_above_every_matrix_is_merged(low):
+    run = finetune(low(lora_rank=40))
+    assert not load_task(run.task).factors
+    stored = set(load_file(run.task / "task.safetensors"))
+    assert stored == {*(f"{name}.weight" for name in TARGETS), "head.weight", "head.bias", "pos_embed"}
+
+
 def test_pack_and_adapter_hold_the_average(low, photos, weights, tmp_path):
     changes = {"epochs": 3, "stop_after": 2, "lora_rank": 2, "batch_size": 12, "precision": "bf16"}
     plain = finetune(low(out=tmp_path / "plain", **changes))
