@@ -1,7 +1,8 @@
 """One linear layer of many tasks kept as factors: a product with the shared weights, and a thin change for each row.
 
 Against a loop over tasks, which needs the offsets on the host; both include the shared product. What merged weights, a
-whole matrix for each task, take instead is in `bench_grouped_linear.py`, at the same shapes.
+whole matrix for each task, take instead is in `bench_grouped_linear.py`, at the same shapes. The choice table gets
+"separate" (the library's product, and `grouped_low_rank`) or "epilogue" (`low_rank_linear`).
 
     python benchmarks/bench_grouped_low_rank.py [--smoke]
 """
@@ -15,6 +16,7 @@ from bench_grouped_linear import BLOCK, row_counts
 from torch import Tensor
 
 from vtk_kernels.grouped_low_rank import UNIT, grouped_low_rank, make_tile_map
+from vtk_kernels.low_rank_linear import low_rank_linear
 
 
 def case(groups: int, rows: int, k: int, f: int, rank: int, *, mixed: int = 0, int8: int = 0, **kwargs: object) -> Case:
@@ -71,12 +73,23 @@ def eager(t: Inputs, case: Case) -> Tensor:
     return torch.cat(parts)
 
 
-def vtk(t: Inputs, case: Case) -> Tensor:
-    y, names = F.linear(t["x"], t["w"]), ("scale", "x_scale", "y_scale")
+def factored(t: Inputs, case: Case) -> tuple[tuple[object, ...], dict[str, Tensor]]:
+    """Return a, b and all that follows among the operands."""
     rank = max(ranks_of(case.shape["groups"], case.shape["rank"], case.shape["mixed"]))
-    operands = (t[name] for name in ("x", "a", "b", "spans", "tile_map"))
-    grouped_low_rank(y, *operands, rank, t["bias"], **{name: t[name] for name in names if name in t})
+    scales = {name: t[name] for name in ("scale", "x_scale", "y_scale") if name in t}
+    return (t["a"], t["b"], t["spans"], t["tile_map"], rank, t["bias"]), scales
+
+
+def separate(t: Inputs, case: Case) -> Tensor:
+    y = F.linear(t["x"], t["w"])
+    operands, scales = factored(t, case)
+    grouped_low_rank(y, t["x"], *operands, **scales)  # type: ignore[arg-type]
     return y
+
+
+def epilogue(t: Inputs, case: Case) -> Tensor:
+    operands, scales = factored(t, case)
+    return low_rank_linear(t["x"], t["w"], *operands, **scales)  # type: ignore[arg-type]
 
 
 BENCH = Bench(
@@ -88,7 +101,12 @@ BENCH = Bench(
         case(64, 197, 768, 2304, 16, int8=1), case(64, 197, 768, 2304, 32, mixed=1), case(8, 1576, 768, 2304, 16),
     ),
     checks=(case(3, 17, 64, 128, 8), case(5, 37, 100, 72, 40, mixed=1), case(5, 37, 128, 72, 16, mixed=1, int8=1)),
-    inputs=inputs, providers={"eager": eager, "vtk": vtk},
+    inputs=inputs, providers={"eager": eager, "separate": separate, "epilogue": epilogue},
+    choice=lambda c: (
+        (sum(row_counts(c.shape["groups"], c.shape["rows"])), c.shape["F"], c.shape["K"])
+        if not c.shape["mixed"] and not c.shape["int8"] else None
+    ),
+    answers={"separate": "separate", "epilogue": "epilogue"},
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ many kernels a call starts on CUDA. Importing this package asks nothing of Trito
     linear_swiglu                gated linear layer; `linear_swiglu_backward` its gradient from 8 bits
     packed_attention             attention over one packed matrix of queries, keys and values; also with rotary
                                  embedding, norms of heads, fewer heads of keys and values, and an additive bias
-    grouped_linear               a linear layer per group of rows; `grouped_low_rank` a low-rank change of one
+    grouped_linear               a linear layer per group of rows; `grouped_low_rank` a low-rank change of one,
+                                 `low_rank_linear` both in one product
     splitk_linear                a product in slices, for few rows
     quantize_rows, add_norm_e4m3 rows in eight bits with a scale each, also behind GELU; residual, norm and that
     patchify                     images as rows of patches: a patch embedding is one product behind it;

@@ -163,63 +163,87 @@ def launch(
     y_scale: Tensor | None = None,
 ) -> None:
     """Start the kernels of `grouped_low_rank`; arguments as there."""
-    (rows, size), features, tiles = x.shape, y.shape[1], tile_map.shape[1]
+    (rows, features), tiles = y.shape, tile_map.shape[1]
     if not (tiles and rows and features) or (rank == 0 and bias is None):
         return
-    spans, tile_map = spans.contiguous(), tile_map.contiguous()
-    longest = 128 if rows > 64 * tiles else 64  # a guess at the rows of a tile: its length alone is known
-    inputs = as_rows(x)
-    wide = aligned(inputs, y, a, b)  # what is not has an address in a register for each element
-    shrink_t, expand_t = _tile(rows, tiles, x, wide)
-    block_r = min(max(triton.next_power_of_2(rank), _RANKS), 64 if wide else 32)
-    z = torch.empty(rows, triton.cdiv(rank, _RANKS) * _RANKS, dtype=x.dtype, device=x.device)
+    wide = aligned(as_rows(x), y, a, b)  # what is not has an address in a register for each element
+    z = shrink(x, a, spans, tile_map, rank, scale, x_scale, wide)
+    expand_t = _tile(rows, tiles, x, wide)[1]
+    block_f = 64 if wide and x.element_size() == 2 else 32
+    programs = tiles * _parts(rows, tiles, expand_t) * triton.cdiv(features, block_f)
     with on_device(x):
-        if rank:
-            block_k = (128 if block_r <= 32 else 64) if wide and x.element_size() == 2 else 32
-            parts, pieces = max(longest // shrink_t, 1) if shrink_t > 16 else 1, triton.cdiv(rank, block_r)
-            programs = tiles * parts * pieces
-            _low_rank_shrink_kernel[(programs,)](
-                z,
-                inputs,
-                a.contiguous(),
-                contiguous(scale),
-                contiguous(x_scale),
-                spans,
-                tile_map,
-                inputs.stride(0),
-                z.stride(0),
-                tiles,
-                size,
-                PIECES=pieces,
-                PARTS=parts,
-                EVEN_K=size % block_k == 0,
-                BLOCK_T=shrink_t,
-                BLOCK_R=block_r,
-                BLOCK_K=block_k,
-                num_warps=4,
-                num_stages=3,
-                **chained(x, programs),
-            )
-        block_f = 64 if wide and x.element_size() == 2 else 32
-        parts = max(longest // expand_t, 1) if expand_t > 16 else 1
-        programs = tiles * parts * triton.cdiv(features, block_f)
         _low_rank_expand_kernel[(programs,)](
             y,
             z,
             b.contiguous(),
             contiguous(y_scale),
             contiguous(bias),
-            spans,
-            tile_map,
+            spans.contiguous(),
+            tile_map.contiguous(),
             y.stride(0),
             z.stride(0),
             tiles,
             features,
-            PARTS=parts,
+            PARTS=_parts(rows, tiles, expand_t),
             BLOCK_T=expand_t,
             BLOCK_F=block_f,
-            BLOCK_R=block_r,
+            BLOCK_R=rank_step(rank, wide),
             num_warps=4,
             num_stages=2,
             **chained(x, programs),
         )
+
+
+def shrink(
+    x: Tensor,
+    a: Tensor,
+    spans: Tensor,
+    tile_map: Tensor,
+    rank: int,
+    scale: Tensor | None,
+    x_scale: Tensor | None,
+    wide: bool,
+) -> Tensor:
+    """Return z (T, R) of `grouped_low_rank`, filled where a row's group has a column; ``wide``: all is `aligned`."""
+    (rows, size), tiles = x.shape, tile_map.shape[1]
+    z = torch.empty(rows, triton.cdiv(rank, _RANKS) * _RANKS, dtype=x.dtype, device=x.device)
+    if rank == 0:
+        return z
+    inputs, block_r, block_t = as_rows(x), rank_step(rank, wide), _tile(rows, tiles, x, wide)[0]
+    block_k = (128 if block_r <= 32 else 64) if wide and x.element_size() == 2 else 32
+    pieces, parts = triton.cdiv(rank, block_r), _parts(rows, tiles, block_t)
+    with on_device(x):
+        _low_rank_shrink_kernel[(tiles * parts * pieces,)](
+            z,
+            inputs,
+            a.contiguous(),
+            contiguous(scale),
+            contiguous(x_scale),
+            spans.contiguous(),
+            tile_map.contiguous(),
+            inputs.stride(0),
+            z.stride(0),
+            tiles,
+            size,
+            PIECES=pieces,
+            PARTS=parts,
+            EVEN_K=size % block_k == 0,
+            BLOCK_T=block_t,
+            BLOCK_R=block_r,
+            BLOCK_K=block_k,
+            num_warps=4,
+            num_stages=3,
+            **chained(x, tiles * parts * pieces),
+        )
+    return z
+
+
+def rank_step(rank: int, wide: bool) -> int:
+    """Return how many columns of z a program takes at a time."""
+    return min(max(triton.next_power_of_2(rank), _RANKS), 64 if wide else 32)
+
+
+def _parts(rows: int, tiles: int, block_t: int) -> int:
+    """Return the programs along the rows of a tile, by a guess at these: the map's length alone is known."""
+    longest = 128 if rows > 64 * tiles else 64
+    return max(longest // block_t, 1) if block_t > 16 else 1

@@ -41,6 +41,7 @@ __all__ = [
 
 DEFAULT = {
     "grouped_linear": "triton",
+    "grouped_low_rank": "separate",
     "kept_attention": "flash",
     "linear_gelu": "triton",
     "linear_residual": "whole",
@@ -60,6 +61,7 @@ write gate and value, and beside the latter a dozen of torch's, each over all qu
 
 ALLOWED = {
     "grouped_linear": ("triton", "grouped_mm"),
+    "grouped_low_rank": ("separate", "epilogue"),
     "kept_attention": ("flash", "cudnn"),
     "linear_gelu": ("triton", "aten", "cublaslt"),
     "linear_residual": ("whole", "finish"),
@@ -75,6 +77,8 @@ ALLOWED = {
 "cublaslt" is GELU in the epilogue of cuBLASLt's product, by tanh (`torch._addmm_activation`); "short" is attention over
 all keys of an image at once, where there are few, else "triton". "residual" is a product of a block's end: added to the
 residual stream by `add_norm`, or by the product itself, and biases by `norm`; the latter where it is chosen for all.
+"grouped_low_rank" is a product with shared weights and each task's change of them: of the library, with the operation
+of this name behind it, or `low_rank_linear`.
 
 "ln_folded" is a whole block: norms as kernels of their own, or in the epilogues of its products (see `row_stats`).
 "finish" is K in slices whose last program finishes its tile (`linear_residual`), "whole" one program for each tile. For

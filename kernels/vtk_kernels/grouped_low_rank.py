@@ -161,21 +161,43 @@ def _check(
     x_scale: Tensor | None,
     y_scale: Tensor | None,
 ) -> None:
-    check_channels(x)
-    if x.ndim != 2:
-        raise ValueError(f"`x` is {tuple(x.shape)}; it must be (T, K), the packed rows of all groups")
+    features = y.shape[-1] if y.ndim else 0
+    check_factors(x, features, a, b, spans, tile_map, rank, bias, scale, x_scale, y_scale)
     if y.ndim != 2 or len(y) != len(x) or y.dtype != x.dtype or (y.shape[1] > 1 and y.stride(1) != 1):
         raise ValueError(
             f"`y` is {tuple(y.shape)} {y.dtype}, strides {y.stride()}; it must be ({len(x)}, F) {x.dtype}, "
             "neighbouring columns side by side"
         )
+
+
+def check_factors(
+    x: Tensor,
+    features: int,
+    a: Tensor,
+    b: Tensor,
+    spans: Tensor,
+    tile_map: Tensor,
+    rank: int,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    x_scale: Tensor | None,
+    y_scale: Tensor | None,
+) -> None:
+    """Refuse operands of `grouped_low_rank` that do not fit ``x`` and F ``features``.
+
+    Raises:
+        ValueError: names the operand.
+    """
+    check_channels(x)
+    if x.ndim != 2:
+        raise ValueError(f"`x` is {tuple(x.shape)}; it must be (T, K), the packed rows of all groups")
     if a.ndim != 2 or a.shape[1] != x.shape[1] or a.dtype not in (x.dtype, torch.int8):
         raise ValueError(
             f"`a` is {tuple(a.shape)} {a.dtype}; it must be (N, {x.shape[1]}) {x.dtype} or torch.int8, the factors of "
             "all groups"
         )
-    if b.shape != (len(a), y.shape[1]) or b.dtype != a.dtype:
-        raise ValueError(f"`b` is {tuple(b.shape)} {b.dtype}; it must be ({len(a)}, {y.shape[1]}) {a.dtype}")
+    if b.shape != (len(a), features) or b.dtype != a.dtype:
+        raise ValueError(f"`b` is {tuple(b.shape)} {b.dtype}; it must be ({len(a)}, {features}) {a.dtype}")
     for name, value, width in (("spans", spans, 2), ("tile_map", tile_map, 3)):
         axis = 1 if name == "spans" else 0
         if value.ndim != 2 or value.shape[axis] != width or value.dtype != torch.int32 or value.device != x.device:
@@ -186,12 +208,12 @@ def _check(
             )
     if rank < 0:
         raise ValueError(f"`rank` ({rank}) must not be negative: it is the largest of all groups")
-    if bias is not None and (bias.shape != (len(spans), y.shape[1]) or bias.dtype != x.dtype):
+    if bias is not None and (bias.shape != (len(spans), features) or bias.dtype != x.dtype):
         raise ValueError(
-            f"`bias` is {tuple(bias.shape)} {bias.dtype}; it must be ({len(spans)}, {y.shape[1]}) {x.dtype}, or None"
+            f"`bias` is {tuple(bias.shape)} {bias.dtype}; it must be ({len(spans)}, {features}) {x.dtype}, or None"
         )
     wide = accumulator(x.dtype)
-    vectors = {"scale": (scale, len(a)), "x_scale": (x_scale, x.shape[1]), "y_scale": (y_scale, y.shape[1])}
+    vectors = {"scale": (scale, len(a)), "x_scale": (x_scale, x.shape[1]), "y_scale": (y_scale, features)}
     for name, (vector, length) in vectors.items():
         if vector is not None and (vector.shape != (length,) or vector.dtype != wide):
             raise ValueError(

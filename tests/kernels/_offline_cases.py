@@ -13,6 +13,7 @@ from vtk_kernels import (
     _broadcast_kernels,
     _grouped_kernels,
     _low_rank_kernels,
+    _low_rank_linear_kernel,
     _short_attention,
     _swiglu_backward_kernel,
     _swiglu_kernel,
@@ -130,6 +131,11 @@ def measured(dtype: torch.dtype) -> Iterator[tuple[Any, ...]]:
         elif op == "grouped_linear":
             tiles = empty(3, rows // 64 + 16, dtype=torch.int32)
             yield f"{op} {at}", _grouped_kernels.launch, x, empty(16, n, k, dtype=dtype), None, tiles
+        elif op == "grouped_low_rank":
+            tiles, bias = empty(3, rows // 64 + 16, dtype=torch.int32), empty(16, n, dtype=dtype)
+            factors = *(empty(256, size, dtype=dtype) for size in (k, n)), empty(16, 2, dtype=torch.int32), tiles, 16
+            yield f"{op} {at}", _low_rank_kernels.launch, empty(rows, n, dtype=dtype), x, *factors, bias
+            yield f"{op} epilogue {at}", _low_rank_linear_kernel.launch, x, w, *factors, bias
         elif op == "residual":
             yield f"{op} {at}", _norm_launch, empty(rows, n, dtype=dtype), EPS, b
             yield f"{op} separate {at}", _add_norm_launch, *(empty(rows, n, dtype=dtype) for _ in range(2)), EPS
@@ -297,6 +303,7 @@ def gated(n: int, c: int, f: int, sub_norm: bool) -> Iterator[tuple[Any, ...]]:
 def low_ranks(c: int) -> Iterator[tuple[Any, ...]]:
     """Yield the factors of qkv and proj of 16 tasks: one rank, mixed ones, int8, a few pooled rows, odd sizes."""
     launch, rows, arena, spans = _low_rank_kernels.launch, 16 * 197, 16 * 40, empty(16, 2, dtype=torch.int32)
+    rows_of_x, linear = empty(rows, c), _low_rank_linear_kernel.launch
     tiles = empty(3, rows // 128 + 16, dtype=torch.int32)
     for rank in (16, 64):
         for name, f in (("qkv", 3 * c), ("proj", c)):
@@ -304,11 +311,17 @@ def low_ranks(c: int) -> Iterator[tuple[Any, ...]]:
             yield f"grouped_low_rank {name} r{rank}", (name, rank) == ("qkv", 16), launch, *factors, empty(16, f)
             codes = *factors[:2], *(empty(arena, n, dtype=torch.int8) for n in (c, f)), *factors[4:], empty(16, f)
             scales = fp32(arena), fp32(c) if name == "qkv" else None, fp32(f)
+            w = empty(f, c)
+            first = (name, rank) == ("qkv", 16)
+            yield f"low_rank_linear {name} r{rank}", first, linear, rows_of_x, w, *factors[2:], empty(16, f)
+            yield f"low_rank_linear int8 {name} r{rank}", False, linear, rows_of_x, w, *codes[2:], *scales
             yield f"grouped_low_rank int8 {name} r{rank}", (name, rank) == ("qkv", 64), launch, *codes, *scales
     factors = empty(16, c), empty(16, c), empty(arena, c), empty(arena, c), spans, empty(3, 17, dtype=torch.int32), 16
     yield "grouped_low_rank pooled", False, launch, *factors, empty(16, c)
+    yield "low_rank_linear pooled", False, linear, factors[1], empty(c, c), *factors[2:], empty(16, c)
     factors = empty(rows, 1000), empty(rows, 100), empty(arena, 100), empty(arena, 1000), spans, tiles, 300
     yield "grouped_low_rank K=100 r300", False, launch, *factors
+    yield "low_rank_linear K=100 r300", False, linear, factors[1], empty(1000, 100), *factors[2:]
     yield "grouped_low_rank r0", False, launch, *factors[:6], 0, empty(16, 1000)
 
 

@@ -65,6 +65,7 @@ def test_defaults_hold_where_nothing_was_measured(op: str, table: Any) -> None:
 def test_documented_defaults() -> None:
     assert DEFAULT == {
         "linear_gelu": "triton", "splitk_linear": "aten", "packed_attention": "sdpa", "grouped_linear": "triton",
+        "grouped_low_rank": "separate",
         "kept_attention": "flash", "linear_residual": "whole", "ln_folded": "separate", "residual": "separate",
         "rotary_attention": "triton", "linear_swiglu": "triton",
     }  # fmt: skip
@@ -336,7 +337,9 @@ def test_compiled_code_takes_the_choice_of_its_rows(table: Any) -> None:
 
 
 def test_an_operation_without_a_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, kept"):
+    with pytest.raises(
+        ValueError, match=r"`op` \('norm'\) has no choice; these have: grouped_linear, grouped_low_rank"
+    ):
         choose("norm", 1, 1, 1, torch.bfloat16, None)
 
 

@@ -20,9 +20,10 @@ from tests.kernels._cases import (
     needs_kernel,
     strided,
 )
-from vtk_kernels import _low_rank_kernels
+from vtk_kernels import _low_rank_kernels, _low_rank_linear_kernel
 from vtk_kernels._dispatch import LAUNCHES
 from vtk_kernels.grouped_low_rank import UNIT, grouped_low_rank, grouped_low_rank_ref, make_tile_map
+from vtk_kernels.low_rank_linear import low_rank_linear, low_rank_linear_ref
 
 OPS = torch.ops.vtk_kernels
 
@@ -142,6 +143,46 @@ def test_kernels_in_half_precision_are_as_good_as_torch(dtype: torch.dtype, code
     assert_no_worse(y, formula(o, counts), computed(o, use_triton=False))
 
 
+def whole(o: Operands, w: Tensor, **kwargs: Any) -> Tensor:
+    return low_rank_linear(o.x, w, *o[2:], **kwargs)
+
+
+def whole_formula(o: Operands, w: Tensor, counts: Sequence[int], first: int) -> Tensor:
+    y = formula(o._replace(y=o.x.double() @ w.double().T), counts, first)
+    y[:first], y[first + sum(counts) :] = 0, 0
+    return y
+
+
+@needs_kernel
+@pytest.mark.parametrize("codes", [False, True])
+@pytest.mark.parametrize(
+    "counts,ranks,k,f,block", [((70, 0, 7), (5, 40, 0), 100, 150, 64), ((3, 1), (0, 17), 64, 66, 16)], ids=str
+)
+def test_one_product_of_shared_weights_and_changes_is_the_formula(
+    counts: tuple[int, ...], ranks: tuple[int, ...], k: int, f: int, block: int, codes: bool
+) -> None:
+    o, w = draw(counts, ranks, k, f, codes=codes, first=2, spare=5, block=block), torch.randn(f, k, device=DEVICE)
+    expected = whole_formula(o, w, counts, 2)
+    with nan_filled():
+        assert_close(whole(o, w, use_triton=True), expected, 2e-6)
+        empty = whole(o._replace(tile_map=o.tile_map[:, :0]), w, use_triton=True)
+    assert_close(whole(o, w), expected, 2e-6)
+    assert not empty.any()
+    half = Operands(*(t.half() if isinstance(t, Tensor) and t.dtype == torch.float32 else t for t in o[:8]), *o[8:])
+    exact = whole_formula(half, w.half(), counts, 2)
+    found = low_rank_linear(half.x, w.half(), *half[2:], use_triton=True)
+    assert_no_worse(found, exact, low_rank_linear_ref(half.x, w.half(), *half[2:]))
+
+
+def test_one_product_refuses_weights_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"`w` is \(5, 7\) torch.float32; it must be \(F, 8\) torch.float32"):
+        whole(GOOD, ONES(5, 7))
+    with pytest.raises(ValueError, match=r"`b` is \(3, 5\) torch.float32; it must be \(3, 4\)"):
+        whole(GOOD, ONES(4, 8))
+    operands = (GOOD.x, ONES(5, 8), *GOOD[2:])
+    torch.library.opcheck(OPS.low_rank_linear.default, operands, test_utils=("test_schema", "test_faketensor"))
+
+
 def test_rounding_the_thin_product_costs_less_than_rounding_the_output() -> None:
     """Why z is half precision: in fp32 it would not make y better where the change is a tenth of the whole."""
     torch.manual_seed(1)
@@ -213,9 +254,12 @@ def test_any_groups_of_any_ranks(
 
 @needs_kernel
 def test_launches_are_as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = count_launches(monkeypatch, _low_rank_kernels)
-    computed(draw((1, 2), (3, 1), 4, 5), use_triton=True)
+    started = count_launches(monkeypatch, _low_rank_kernels, _low_rank_linear_kernel)
+    o = draw((1, 2), (3, 1), 4, 5)
+    computed(o, use_triton=True)
     assert len(started) == LAUNCHES["grouped_low_rank"]
+    whole(o, torch.ones(5, 4, device=DEVICE), use_triton=True)
+    assert len(started) == LAUNCHES["grouped_low_rank"] + LAUNCHES["low_rank_linear"]
 
 
 @pytest.mark.parametrize(

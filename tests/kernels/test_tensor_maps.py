@@ -11,6 +11,7 @@ from tests.kernels._cases import DEVICE, assert_close, assert_stats, error, nan_
 from vtk_kernels import (
     _grouped_kernels,
     _linear_kernel,
+    _low_rank_linear_kernel,
     _matmul,
     _residual_kernel,
     _swiglu_backward_kernel,
@@ -25,6 +26,7 @@ from vtk_kernels.linear_gelu_backward import linear_gelu_backward, linear_gelu_b
 from vtk_kernels.linear_residual import linear_residual, linear_residual_ref
 from vtk_kernels.linear_swiglu import linear_swiglu, linear_swiglu_backward, linear_swiglu_ref
 from vtk_kernels.linear_swiglu_backward import linear_swiglu_backward_ref
+from vtk_kernels.low_rank_linear import low_rank_linear, low_rank_linear_ref
 from vtk_kernels.row_stats import MANY, PIECE, row_stats_ref
 from vtk_kernels.splitk_linear import default_splits, splitk_linear, splitk_linear_ref
 
@@ -44,6 +46,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     modules: tuple[ModuleType, ...] = (
         _grouped_kernels,
         _linear_kernel,
+        _low_rank_linear_kernel,
         _residual_kernel,
         _swiglu_backward_kernel,
         _swiglu_kernel,
@@ -297,6 +300,21 @@ def test_grouped_linear_keeps_groups_apart(block: int, hopper: list[tuple[int, .
     assert not y[148:].any()
     grouped_linear(x, w.transpose(1, 2).contiguous().transpose(1, 2), b, tiles, use_triton=True)
     assert len(hopper) == 2  # weights that lie the other way round are read by threads
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_low_rank_linear_keeps_groups_apart(block: int, hopper: list[tuple[int, ...]]) -> None:
+    lengths, f, k = (17, 0, 130, 1), 72, 104
+    tiles = make_tile_map(torch.tensor([0, *lengths], device=DEVICE).cumsum(0).to(torch.int32), block, 20)
+    spans = torch.tensor([[3, 20], [0, 3], [23, 1], [30, 0]], dtype=torch.int32, device=DEVICE)
+    operands = half(155, k), half(f, k, scale=k**-0.5), half(32, k, scale=k**-0.5), half(32, f)
+    bias = half(4, f)
+    with nan_filled():
+        y = low_rank_linear(*operands, spans, tiles, 20, bias, use_triton=True)
+    assert len(hopper) == 2
+    wide = low_rank_linear_ref(*(t.double() for t in operands), spans, tiles, 20, bias.double())
+    assert_close(y, wide, 1e-3)
+    assert not y[148:].any()
 
 
 def test_default_splits_fill_a_card_and_leave_none_empty() -> None:

@@ -24,7 +24,7 @@ from vtk.packs.load import Task, load_task
 from vtk.packs.pack import write_pack
 from vtk.packs.rounding import start_hashes, start_layout, store_factors
 
-_ATTENTION = re.compile(r"(.*\.)?attns?(\.\d+)?\..+")
+_ATTENTION = re.compile(r"(.*\.)?attn\..+")
 """Names of what ``--train attn`` trains in timm's families of plain Vision Transformers, beside positions and heads."""
 
 _STEP = 0.1

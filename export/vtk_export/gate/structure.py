@@ -53,8 +53,12 @@ def verify_graph(
     opset: int,
     static_batch: int | None,
     ir_version: int | None = None,
+    whole: Mapping[str, tuple[str, Axes]] | None = None,
 ) -> None:
     """Check all that `verify_structure` does but the card; the arguments are the same.
+
+    Args:
+        whole: further inputs behind these, with all their axes: the first is not the batch.
 
     Raises:
         VerificationError: the first thing that differs from the request.
@@ -71,12 +75,13 @@ def verify_graph(
         raise VerificationError(f"IR version {ir_version} was asked for, the file has {proto.ir_version}")
     if foreign := sorted({node.domain for node in proto.graph.node} - {"", "ai.onnx"}):
         raise VerificationError(f"the file has operators of {', '.join(foreign)}; only the standard domain is portable")
-    batch = "batch" if static_batch is None else static_batch
-    _check(proto.graph.input, inputs, batch)
-    _check(proto.graph.output, outputs, batch)
+    batch: Axes = ["batch" if static_batch is None else static_batch]
+    rows = {name: (dtype, (*batch, *axes)) for name, (dtype, axes) in inputs.items()}
+    _check(proto.graph.input, {**rows, **(whole or {})})
+    _check(proto.graph.output, {name: (dtype, (*batch, *axes)) for name, (dtype, axes) in outputs.items()})
 
 
-def _check(entries: Sequence[onnx.ValueInfoProto], wanted: Mapping[str, tuple[str, Axes]], batch: int | str) -> None:
+def _check(entries: Sequence[onnx.ValueInfoProto], wanted: Mapping[str, tuple[str, Axes]]) -> None:
     if [entry.name for entry in entries] != list(wanted):
         names = " and ".join(f"`{name}`" for name in wanted)
         alone = " alone" if len(wanted) == 1 else ""
@@ -88,5 +93,5 @@ def _check(entries: Sequence[onnx.ValueInfoProto], wanted: Mapping[str, tuple[st
             raise VerificationError(f"`{name}` is {found}, expected {dtype}")
         # a symbolic axis has a name and no number; ONNX allows an axis with neither
         shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in kind.shape.dim]
-        if shape != [batch, *axes]:
-            raise VerificationError(f"`{name}` has the shape {shape} in the file, expected {[batch, *axes]}")
+        if shape != list(axes):
+            raise VerificationError(f"`{name}` has the shape {shape} in the file, expected {list(axes)}")

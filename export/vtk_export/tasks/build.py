@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import onnx
 import torch
 
 from vtk import console
+from vtk.card import Card
 from vtk.errors import DataError, VerificationError
 from vtk.formats import to_json, write_json
 from vtk.runtime import weight_digests as digests
@@ -22,10 +24,18 @@ from vtk_export.graph.opset17 import lower
 from vtk_export.lint.linter import check
 from vtk_export.output_folder import INLINE_LIMIT
 from vtk_export.tasks.config import TasksConfig
-from vtk_export.tasks.gate import BATCHES, TaskRow, measure_neighbours, verify_file, verify_gathered
+from vtk_export.tasks.gate import (
+    BATCHES,
+    TaskRow,
+    measure_neighbours,
+    print_task_rows,
+    verify_file,
+    verify_gathered,
+)
 from vtk_export.tasks.gathered_vit import GatheredViT
 from vtk_export.tasks.index import SESSION_OPTIONS
 from vtk_export.tasks.members import Loader, Member, twin
+from vtk_export.tasks.readme import tasks_page
 from vtk_export.tasks.weight_pool import LEAST, Pool, digest
 
 GATHERED = "gathered"
@@ -35,6 +45,23 @@ LEAST_SHARE = 0.99
 """Least part of the bytes of equal matrices that the shared file must hold: the rest is rounding of what is counted."""
 
 
+@dataclass(frozen=True)
+class TaskFile:
+    """The file of one task.
+
+    Attributes:
+        name: of the task.
+        path: of the .onnx file, or of the file of factors.
+        bytes: of it and of the task's own data, without what is shared.
+        shared_bytes: of the weights that it has in the shared file, or in the graph of all tasks.
+    """
+
+    name: str
+    path: Path
+    bytes: int
+    shared_bytes: int
+
+
 class Build:
     """The state of one export: graphs in a pool, then files in a folder.
 
@@ -42,7 +69,10 @@ class Build:
         sizes: by the stem of each .onnx file: bytes of its own, and of its weights in the shared file.
         shared: name of the shared file.
         dependence: by file, how far an image's logits depend on the others of its call.
+        padded: bytes of padding in stacks of factors.
     """
+
+    padded = 0
 
     def __init__(self, config: TasksConfig, members: Sequence[Member], base: Path | None = None) -> None:
         self.config, self.members = config, members
@@ -55,19 +85,24 @@ class Build:
         self.shared: str | None = None
         self.dependence: dict[str, Dependence] = {}
 
+    @property
+    def alone(self) -> bool:
+        """Whether each task has a file of its own."""
+        return self.config.form in ("files", "both")
+
     def convert(self) -> None:
         """Load all members and convert them, one at a time; the graphs' weights go into the pool."""
         models = []
         for member in self.members:
             console.stage(f"converting {member.name}")
-            model = self.loader.load(member)
+            model: Any = self.loader.load(member).model
             self._count(member.name, model)
             trt = self.config.for_tensorrt
             if trt:
                 explicit_attention(model)
-            if self.config.form != "files":
+            if self.config.form in (GATHERED, "both"):
                 models.append(twin(model))
-            if self.config.form != GATHERED:
+            if self.alone:
                 graph = choose_form(model, self.config.fuse, vits=trt, divide_scores=not trt)
                 spec, opset, static = member.card.input, self.config.opset, self.config.static_batch
                 self._add(member.name, convert(graph, spec, opset=opset, static_batch=static))
@@ -109,7 +144,7 @@ class Build:
     def _write(self, folder: Path) -> None:
         places: Mapping[str, tuple[str, int]] = {}
         keys = self.pool.shared
-        if self.config.form != GATHERED:
+        if self.alone:
             self._check_share(keys)
         if keys:
             path, places = self.pool.write(keys, folder, "shared")
@@ -131,7 +166,7 @@ class Build:
             (folder / f"{name}.onnx").write_bytes(proto.SerializeToString(deterministic=True))
             files = [file for file in folder.iterdir() if file.name == f"{name}.onnx" or _is_data(file, name)]
             self.sizes[name] = (sum(file.stat().st_size for file in files), shared)
-        if self.config.form != GATHERED:
+        if self.alone:
             for member in self.members:
                 write_json(folder / f"{member.name}.json", json.loads(member.card.to_json()))
 
@@ -158,11 +193,35 @@ class Build:
         rows: list[TaskRow] = []
         asked: dict[str, Any] = {"opset": self.config.file_opset, "ir_version": self.config.ir,
                  "static_batch": self.config.static_batch, "threads": self.config.threads}  # fmt: skip
-        for member in self.members if self.config.form != GATHERED else ():
+        for member in self.members if self.alone else ():
             rows += verify_file(folder / f"{member.name}.onnx", member, **asked)
         if GATHERED in self.sizes:
             rows += verify_gathered(folder / f"{GATHERED}.onnx", self.members, **asked)
         return rows
+
+    def print_rows(self, rows: Sequence[TaskRow]) -> None:
+        """Print the gate's table."""
+        print_task_rows(rows)
+
+    def page(self) -> str:
+        """Return the README.md of the folder."""
+        return tasks_page(
+            self.cards(), files=self.alone, gathered=GATHERED in self.sizes, options=SESSION_OPTIONS,
+            batch=self.config.static_batch,
+        )  # fmt: skip
+
+    def cards(self) -> dict[str, Card]:
+        """Return the cards of the tasks, in the order of their numbers."""
+        return {member.name: member.card for member in self.members}
+
+    def task_files(self, out: Path) -> tuple[TaskFile, ...]:
+        """Return the files of the tasks in ``out``; none of a file of all tasks."""
+        names = [member.name for member in self.members if member.name in self.sizes]
+        return tuple(TaskFile(name, out / f"{name}.onnx", *self.sizes[name]) for name in names)
+
+    def separate_bytes(self) -> int:
+        """Return the bytes of the same files if each held all its weights itself."""
+        return sum(map(sum, self.sizes.values()))
 
     def measure(self, folder: Path) -> str:
         """Measure the batch dependence of every file, and return the worst as text.
@@ -181,7 +240,7 @@ class Build:
 
     def index(self, folder: Path) -> dict[str, Any]:
         """Return the content of ``tasks.json``."""
-        files = self.config.form != GATHERED
+        files = self.alone
         tasks = {
             m.name: {
                 "number": i,

@@ -10,6 +10,8 @@ from vtk.options.shared import Base, Out, Overwrite, ProfileSizes, VerifyDataOf
 from vtk_export.options import GraphConfig
 from vtk_export.targets import check_caps
 
+FactorType = Annotated[Literal["fp16", "fp32"], Option("type of the factors of --form factors", "format")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TasksConfig(GraphConfig):
@@ -21,9 +23,14 @@ class TasksConfig(GraphConfig):
 
     out: Out
     form: Annotated[
-        Literal["files", "gathered", "both"],
-        Option("files: one file per task, weights shared; gathered: one file for mixed batches", often=True),
+        Literal["files", "gathered", "both", "factors"],
+        Option(
+            "files: one file per task, weights shared; gathered: one file for mixed batches; factors: one file that "
+            "takes tasks as low-rank factors",
+            often=True,
+        ),
     ] = "files"
+    factor_dtype: FactorType = "fp16"
     data: VerifyDataOf = ()
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
@@ -33,9 +40,14 @@ class TasksConfig(GraphConfig):
         self.check_profile(self.profile)
         if self.runtime is not None:
             check_caps(self.runtime, self.opset, None)
+        if self.form == "factors" and self.for_tensorrt:
+            raise UsageError(f"`--form factors` is for ONNX Runtime, which binds its inputs once; `--target` is "
+                             f"{self.target}: use --form gathered")  # fmt: skip
+        if self.form == "factors" and self.profile:
+            raise UsageError("`--profile` measures files that take images alone; leave it out of --form factors")
         if self.fuse and self.form != "files":
-            raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: gathered weights cannot be "
-                             "folded; leave it out")  # fmt: skip
+            raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights of many tasks in "
+                             "one graph cannot be folded; leave it out")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,30 +19,13 @@ from vtk_export.gate.neighbours import Dependence
 from vtk_export.output_folder import workspace
 from vtk_export.readme import README
 from vtk_export.targets import describe_oldest, oldest
-from vtk_export.tasks.build import GATHERED, Build
+from vtk_export.tasks.build import GATHERED, Build, TaskFile
 from vtk_export.tasks.config import TasksConfig
-from vtk_export.tasks.gate import TaskRow, check_task_rows, print_task_rows
-from vtk_export.tasks.index import COMMAND, SESSION_OPTIONS, known_files, marks, publish
+from vtk_export.tasks.factor_build import FACTORS, FactorBuild
+from vtk_export.tasks.gate import TaskRow, check_task_rows
+from vtk_export.tasks.index import COMMAND, known_files, marks, publish
 from vtk_export.tasks.members import open_members
 from vtk_export.tasks.names import named_packs
-from vtk_export.tasks.readme import tasks_page
-
-
-@dataclass(frozen=True)
-class TaskFile:
-    """The file of one task.
-
-    Attributes:
-        name: of the task.
-        path: of the .onnx file.
-        bytes: of it and of the task's own data, without what is shared.
-        shared_bytes: of the weights that it has in the shared file.
-    """
-
-    name: str
-    path: Path
-    bytes: int
-    shared_bytes: int
 
 
 @dataclass(frozen=True)
@@ -51,15 +34,18 @@ class TasksExportResult:
 
     Attributes:
         path: the folder; ``tasks.json`` in it says which file is whose.
-        form: ``files``, ``gathered`` or ``both``.
+        form: ``files``, ``gathered``, ``both`` or ``factors``.
         tasks: names, in the order of their numbers in the gathered file.
         files: of the tasks; none in the form ``gathered``.
         shared: the file of shared weights, None without one.
         gathered: the file of all tasks, None without one.
         bytes: of the folder's files that this export wrote.
-        separate_bytes: of the same files if each held all its weights itself.
+        separate_bytes: of the same files if each held all its weights itself; in the form ``factors`` of the tasks'
+            whole models.
         rows: results of the gate.
         dependence: by file, the effect of the other images of a call on an image's logits.
+        factors: the file that takes the tasks' factors, None without one.
+        padded_bytes: of padding in the stacks of all tasks' factors.
         images: what it was verified with.
         seconds: of export and verification.
         opset: of the files.
@@ -80,6 +66,8 @@ class TasksExportResult:
     opset: int = 18
     ir_version: int = 10
     dependence: Mapping[str, Dependence] = field(default_factory=dict, repr=False)
+    factors: Path | None = None
+    padded_bytes: int = 0
 
     def needs(self) -> str:
         """Return one line with the oldest runtimes that take the files."""
@@ -96,6 +84,7 @@ class TasksExportResult:
             "size_bytes": self.bytes, "separate_bytes": self.separate_bytes, "images": self.images,
             "verified": [row.to_dict() for row in self.rows], "export_ms": 1000 * self.seconds,
             "opset": self.opset, "ir_version": self.ir_version, "oldest": oldest(self.opset, self.ir_version),
+            "factors": None if self.factors is None else str(self.factors), "padded_bytes": self.padded_bytes,
             "batch_dependence": {name: dataclasses.asdict(found) for name, found in self.dependence.items()},
         }  # fmt: skip
 
@@ -125,7 +114,8 @@ def export_tasks(
     require("onnxscript", "onnxruntime")
     start = time.perf_counter()
     named = named_packs(packs)
-    if len(named) < 2:
+    factors = config.form == FACTORS
+    if len(named) < (1 if factors else 2):
         were = "pack was" if len(named) == 1 else "packs were"
         raise UsageError(f"{len(named)} {were} given; give two or more, or use `vtk export onnx`")
     members = open_members(named, one_size=config.form != "files")
@@ -135,33 +125,30 @@ def export_tasks(
             config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
         ) as folder,
     ):
-        built = Build(config, members, None if base is None else Path(base))
+        built = (FactorBuild if factors else Build)(config, members, None if base is None else Path(base))
         built.convert()
         console.stage("writing the files")
         built.write(folder)
         console.stage("comparing the files with PyTorch and a bank")
         rows = built.verify(folder)
         if show or not all(row.row.passed for row in rows):
-            print_task_rows(rows)
+            built.print_rows(rows)
             console.say(f"verified with {built.loader.what}")
         check_task_rows(rows)
         line = built.measure(folder)
         if show:
             console.say(line)
-        page = tasks_page(
-            {member.name: member.card for member in members}, files=config.form != GATHERED,
-            gathered=GATHERED in built.sizes, options=SESSION_OPTIONS, batch=config.static_batch,
-        )  # fmt: skip
-        write_text(folder / README, page)
+        write_text(folder / README, built.page())
         total = sum(file.stat().st_size for file in folder.iterdir())
         publish(folder, config.out, built.index(folder))
     out = config.out
     return TasksExportResult(
         path=out, form=config.form, tasks=tuple(named),
-        files=tuple(TaskFile(n, out / f"{n}.onnx", *built.sizes[n]) for n in named if n in built.sizes),
+        files=built.task_files(out),
         shared=out / built.shared if built.shared else None,
         gathered=out / f"{GATHERED}.onnx" if GATHERED in built.sizes else None,
-        bytes=total, separate_bytes=sum(map(sum, built.sizes.values())), rows=tuple(rows),
+        bytes=total, separate_bytes=built.separate_bytes(), rows=tuple(rows),
         images=built.loader.what, seconds=time.perf_counter() - start, opset=config.file_opset, ir_version=config.ir,
-        dependence=built.dependence,
+        dependence=built.dependence, factors=out / f"{FACTORS}.onnx" if FACTORS in built.sizes else None,
+        padded_bytes=built.padded,
     )  # fmt: skip

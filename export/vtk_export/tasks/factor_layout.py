@@ -26,6 +26,7 @@ LOWEST = torch.finfo(torch.float32).min
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "int32": torch.int32}
 NORMS = (nn.LayerNorm, RmsNorm, nn.RMSNorm)
 TABLES = ("pos_embed", "cls_token", "reg_token", "dist_token", "attn_pool.latent")
+FACTORED_TABLES = ("pos_embed",)
 """Parameters of shape (1, rows, C) that timm adds to, or puts before, the tokens of each image."""
 
 
@@ -106,7 +107,7 @@ def plan(
     Raises:
         UsageError: something that can be no stack, by name.
     """
-    heads = tuple(dict.fromkeys(key.rpartition(".")[0] for key in sorted(head_names(start))))
+    heads = head_layers(start)
     if not heads or any(type(start.get_submodule(head)) is not nn.Linear for head in heads):
         raise _refusal("head", "it is no linear classifier")
     state: dict[str, Tensor] = {**dict(start.named_parameters()), **dict(start.named_buffers())}
@@ -146,6 +147,11 @@ def plan(
     return Layout(
         tuple(stacks), tuple(layers), tuple(linears), tuple(tables), tuple(tokens), tuple(vectors), heads, origin
     )
+
+
+def head_layers(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of a model's classifiers."""
+    return tuple(dict.fromkeys(key.rpartition(".")[0] for key in sorted(head_names(model))))
 
 
 def _factors(name: str, rows: int, columns: int, dtype: StackDtype, *, table: bool = False) -> list[Stack]:

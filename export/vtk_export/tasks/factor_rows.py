@@ -6,85 +6,131 @@ of two so that both are of one magnitude, which changes no digit and keeps small
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from vtk.errors import DataError, UsageError
 from vtk.packs.factors import Factors
-from vtk_export.tasks.factor_layout import COUNTS, DTYPES, Layout
+from vtk.packs.load import Task
+from vtk_export.tasks.factor_layout import COUNTS, DTYPES, FACTORED_TABLES, Layout
+from vtk_export.tasks.index import METADATA
 
 Rows = dict[str, Tensor]
 """Row of each stack, by its name; factors of the task's own ranks."""
-METADATA = "vtk.factors"
 _CLOSE = 1e-5
 
 
-def task_rows(
-    layout: Layout, start: Mapping[str, Tensor], state: Mapping[str, Tensor], factors: Mapping[str, Factors], what: str
-) -> Rows:
+@dataclass(frozen=True)
+class Changes:
+    """What a task changed of its base.
+
+    Attributes:
+        factors: a (r, K) and b (F, r) of changed matrices, as they are stored, by the name of the parameter; of rank
+            0, too.
+        tensors: other tensors that differ from the base's, the classifiers, and biases and norms of layers that the
+            pack holds.
+    """
+
+    factors: Mapping[str, tuple[Tensor, Tensor]]
+    tensors: Mapping[str, Tensor]
+
+
+def changes_of(
+    task: Task, start: Mapping[str, Tensor], heads: Collection[str], dtype: torch.dtype, what: str
+) -> Changes:
+    """Return what a task changed.
+
+    Args:
+        task: its model holds the changes merged.
+        start: tensors of the model as created from the base.
+        heads: names of the classifiers.
+        dtype: to store the factors in.
+        what: names the task in messages.
+
+    Raises:
+        UsageError: the pack holds a matrix whole that it changed; or it starts from other values.
+    """
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    tensors: dict[str, Tensor] = {}
+    model: Any = task.model
+    for key, value in task.model.state_dict().items():
+        where = key.rpartition(".")[0]
+        if key in task.factors:
+            factors[key] = _checked(key, start[key], value, task.factors[key], what)
+        elif where in heads:
+            tensors[key] = value
+        elif not torch.equal(value, start[key]):
+            linear = value.ndim == 2 and isinstance(model.get_submodule(where), nn.Linear)
+            if not task.factors and linear:
+                raise UsageError(
+                    f"{what} is a dense pack, which holds `{key}` whole; make factors of it (`vtk tasks compress`), or "
+                    "use --form files"
+                )
+            if linear or key in FACTORED_TABLES:
+                factors[key] = _whole(start[key], value)
+            else:
+                tensors[key] = value
+    stored = {key: tuple(part.to(dtype) for part in balanced(*pair)) for key, pair in factors.items()}
+    return Changes(stored, tensors)  # type: ignore[arg-type]
+
+
+def task_rows(layout: Layout, start: Mapping[str, Tensor], changes: Changes, what: str) -> Rows:
     """Return the rows of a task.
 
     Args:
         layout: of the file.
         start: tensors of the model as created from the base.
-        state: tensors of the task's model.
-        factors: of the pack, by the names of parameters.
-        what: names the pack in messages.
+        changes: of the task.
+        what: names the task in messages.
 
     Raises:
         UsageError: the task changed what has no stack.
     """
+    held = {*layout.factored, *layout.tokens, *layout.vectors}
+    for key in (*changes.factors, *changes.tensors):
+        if key not in held and key.rpartition(".")[0] not in layout.heads:
+            raise UsageError(f"{what} changed `{key}`, of which this file has no stack; export all tasks together")
     rows: Rows = {}
     kinds = {stack.name: DTYPES[stack.dtype] for stack in layout.stacks}
     for key in layout.factored:
         name, table = key.removesuffix(".weight"), key in layout.tables
-        a, b = balanced(*_change(key, start[key], state[key], factors.get(key), what))
-        kind = kinds[f"{name}.a"]
-        rows[f"{name}.a"] = (a if table else a.t()).to(kind).contiguous()
-        rows[f"{name}.b"] = (b if table else b.t()).to(kind).contiguous()
+        flat = start[key].reshape(-1, start[key].shape[-1]).to(kinds[f"{name}.a"])
+        a, b = changes.factors.get(key, (flat[:0], flat[:, :0]))
+        rows[f"{name}.a"], rows[f"{name}.b"] = (a, b) if table else (a.t(), b.t())
     for key in layout.tokens:
-        rows[key] = state[key][0]
+        rows[key] = changes.tensors.get(key, start[key])[0]
     for key in layout.vectors:
-        rows[key] = state[key]
+        rows[key] = changes.tensors.get(key, start[key])
     for head in layout.heads:
-        weight = state[f"{head}.weight"]
-        bias = state.get(f"{head}.bias")
-        rows[f"{head}.weight"] = weight.t().contiguous()
+        weight, bias = changes.tensors[f"{head}.weight"], changes.tensors.get(f"{head}.bias")
+        rows[f"{head}.weight"] = weight.t()
         rows[f"{head}.bias"] = weight.new_zeros(len(weight)) if bias is None else bias
-    held = {*layout.factored, *layout.tokens, *layout.vectors}
-    for key, value in state.items():
-        if key not in held and key.rpartition(".")[0] not in layout.heads and not torch.equal(value, start[key]):
-            raise UsageError(f"{what} changed `{key}`, of which this file has no stack; export all tasks together")
-    return {name: row.detach().contiguous() for name, row in rows.items()}
+    return {name: row.detach().clone(memory_format=torch.contiguous_format) for name, row in rows.items()}
 
 
-def _change(key: str, start: Tensor, value: Tensor, change: Factors | None, what: str) -> tuple[Tensor, Tensor]:
-    """Return a (r, K) and b (F, r) in fp32: those of the pack, or of all ranks where it holds the matrix whole."""
+def _checked(key: str, start: Tensor, value: Tensor, change: Factors, what: str) -> tuple[Tensor, Tensor]:
+    """Return a pack's factors a (r, K) and b (F, r) in fp32."""
     flat, base = (t.reshape(-1, t.shape[-1]) for t in (value, start))
-    rank = 0 if change is None else change.rank
-    if change is not None:
-        a, b = (
-            change.values(torch.float32) if rank else (flat.new_empty(0, flat.shape[1]), flat.new_empty(len(flat), 0))
-        )
-        error = (base + b @ a - flat).abs().max()
-        if not error <= _CLOSE * max(1.0, flat.abs().max().item()):
-            raise UsageError(
-                f"{what} changed `{key}` from other values than those of this file's base; export it apart"
-            )
-        return a, b
-    difference = flat - base
-    if not difference.any():
-        return flat.new_empty(0, flat.shape[1]), flat.new_empty(len(flat), 0)
-    # the difference itself is one factor and the identity the other: exact, of full rank
-    if len(flat) <= flat.shape[1]:
-        return difference, torch.eye(len(flat))
-    return torch.eye(flat.shape[1]), difference
+    if not change.rank:
+        return flat[:0], flat[:, :0]
+    a, b = change.values(torch.float32)
+    error = (base + b @ a - flat).abs().max()
+    if not error <= _CLOSE * max(1.0, flat.abs().max().item()):
+        raise UsageError(f"{what} changed `{key}` from other values than those of this file's base; export it apart")
+    return a, b
+
+
+def _whole(start: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors of full rank: the difference itself, and the identity."""
+    flat = (value - start).reshape(-1, value.shape[-1])
+    return (flat, torch.eye(len(flat))) if len(flat) <= flat.shape[1] else (torch.eye(flat.shape[1]), flat)
 
 
 def balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,15 +143,11 @@ def balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return a * power[:, None], b / power
 
 
-def rounded_state(layout: Layout, start: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
-    """Return the parameters that the rows stand for, as they are stored: what the graph computes with."""
-    found: dict[str, Tensor] = {}
-    for key in layout.factored:
-        name = key.removesuffix(".weight")
-        a, b = rows[f"{name}.a"].float(), rows[f"{name}.b"].float()
-        change = b @ a if key in layout.tables else (a @ b).t()
-        found[key] = start[key] + change.reshape(start[key].shape)
-    return found
+def stored_state(start: Mapping[str, Tensor], changes: Changes) -> dict[str, Tensor]:
+    """Return the changed matrices as their stored factors make them, computed in fp32."""
+    return {
+        key: start[key] + (b.float() @ a.float()).reshape(start[key].shape) for key, (a, b) in changes.factors.items()
+    }
 
 
 def n_bytes(rows: Mapping[str, Tensor]) -> int:
@@ -133,6 +175,13 @@ def open_sizes(layout: Layout, tasks: Sequence[Rows]) -> dict[str, int]:
     return sizes
 
 
+def ranks_of(layout: Layout, rows: Rows) -> dict[str, int]:
+    """Return the rank of a task's change of each matrix, by the name of the parameter."""
+    return {
+        key: rows[f"{key.removesuffix('.weight')}.a"].shape[0 if key in layout.tables else 1] for key in layout.factored
+    }
+
+
 def write_rows(path: Path, layout: Layout, rows: Rows, classes: Sequence[str]) -> str:
     """Write the file of a task and return its sha256.
 
@@ -151,11 +200,3 @@ def write_rows(path: Path, layout: Layout, rows: Rows, classes: Sequence[str]) -
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror or error}") from error
     return hashlib.sha256(data).hexdigest()
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    """Return the metadata of the file of a task."""
-    from vtk.formats import read_header
-
-    found: dict[str, Any] = json.loads(read_header(path)["__metadata__"][METADATA])
-    return found

@@ -90,7 +90,7 @@ def verify_gathered(
     width, lowest = int(counts.max()), torch.finfo(torch.float32).min
     rows: list[TaskRow] = []
     try:
-        for places in _mixed(members, static_batch):
+        for places in mixed(members, static_batch):
             images = torch.stack([members[t].images[i] for t, i in places])
             task = torch.tensor([t for t, _ in places], dtype=torch.int32)
             results = [_run(session, path, images, task) for session in sessions]
@@ -156,8 +156,9 @@ def print_task_rows(rows: Sequence[TaskRow]) -> None:
     for key in dict.fromkeys((r.file, r.task) for r in rows):
         mine = [r for r in rows if (r.file, r.task) == key]
         errors = {a: max(_worst(r.row) for r in mine if r.against == a) for a in ("torch", "bank")}
+        bound = min(r.row.bound for r in mine)
         direct = [r.row for r in mine if r.against == "torch"]
-        cells.append((*key, f"{errors['torch']:.1e}", f"{errors['bank']:.1e}", f"{min(r.row.bound for r in mine):.1e}",
+        cells.append((*key, f"{errors['torch']:.1e}", f"{errors['bank']:.1e}", f"{bound:.1e}",
                       f"{sum(r.agreed for r in direct)} of {sum(r.compared for r in direct)}",
                       sum(r.excluded for r in direct)))  # fmt: skip
     columns = ("file", "task", "vs PyTorch", "vs bank", "bound", "argmax agreed", "excluded")
@@ -179,11 +180,22 @@ def check_task_rows(rows: Sequence[TaskRow]) -> None:
             raise VerificationError(f"{row.file}, task `{row.task}` against {row.against}: {error}") from error
 
 
-def _mixed(members: Sequence[Member], static_batch: int | None) -> Iterator[list[tuple[int, int]]]:
-    """Yield batches of (task, image), until every task was in one; neighbours are of different tasks."""
+def mixed(
+    members: Sequence[Member], static_batch: int | None, most: int | None = None
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield batches of (task, image), until every task was in one; neighbours are of different tasks.
+
+    Args:
+        members: the tasks.
+        static_batch: fixed batch size, None for any.
+        most: images of a batch; by default one more than there are tasks.
+    """
     counts = [0] * len(members)
     turn = len(members)
-    sizes = [*BATCHES, len(members) + 1] if static_batch is None else [static_batch] * -(-len(members) // static_batch)
+    last = min(len(members) + 1, most or len(members) + 1)
+    sizes = [*BATCHES, *[last] * -(-len(members) // last)]
+    if static_batch is not None:
+        sizes = [static_batch] * -(-len(members) // static_batch)
     for size in sizes:
         batch = []
         for _ in range(size):

@@ -11,19 +11,23 @@ from typing import Any
 
 from vtk.errors import DataError
 from vtk.formats import read_json, write_json
-from vtk.marks import Recognise, any_of, json_with, png
+from vtk.marks import Recognise, any_of, begins, json_with, png, safetensors_with
 from vtk.readers import reading
 from vtk_export.output_folder import CARD, GRAPH, LATENCY, move
 from vtk_export.readme import IS_OURS, README
 
 INDEX, FORMAT = "tasks.json", 1
+LAYOUT, SERVED, SUFFIX = "factors.json", "vtk_factors", ".safetensors"
+"""In the form ``factors``: layout of the stacks, stem of the code that runs it, and suffix of the tasks' files."""
+METADATA = "vtk.factors"
+"""Key of the metadata of a task's file."""
 SESSION_OPTIONS = {"session.disable_prepacking": "1"}
 """Entries for ``SessionOptions.add_session_config_entry`` without which every session copies the shared weights."""
 
 COMMAND = "vtk export tasks"
 _LISTED = json_with("format", "files")
 _DATA = re.compile(r".*-([0-9a-f]{12})\.data")
-_KNOWN = (".onnx", ".json", ".data", ".png", README)
+_KNOWN = (".onnx", ".json", ".data", ".png", SUFFIX, f"{SERVED}.py", README)
 
 
 def _is_data(path: Path) -> bool:
@@ -37,6 +41,7 @@ def _is_data(path: Path) -> bool:
 
 _BY_SUFFIX: dict[str, Recognise] = {
     ".md": IS_OURS, ".onnx": GRAPH, ".json": any_of(CARD, LATENCY["latency.json"]), ".data": _is_data, ".png": png(),
+    SUFFIX: safetensors_with(METADATA), ".py": begins('"""Many tasks of one ONNX model'),
 }  # fmt: skip
 
 
@@ -60,6 +65,8 @@ def marks(names: Collection[str]) -> dict[str, Recognise]:
         found[name] = _BY_SUFFIX.get(Path(name).suffix, CARD)
         if name.endswith(".latency.png"):
             found[name] = png((f"{name.removesuffix('.png')}.json", LATENCY["latency.json"]))
+    if LAYOUT in found:
+        found[LAYOUT] = json_with("format", "stacks")
     return {**found, INDEX: _LISTED, README: IS_OURS}
 
 

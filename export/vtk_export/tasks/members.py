@@ -13,10 +13,10 @@ from torch import Tensor
 
 from vtk.bank.bank import TaskBank
 from vtk.bank.shared_weights import check_structure, replace_tensors
-from vtk.card import Card
+from vtk.card import FIRST_SCHEMA, Card
 from vtk.errors import BaseError, DataError, UsageError
 from vtk.files import existing_dir
-from vtk.packs.load import load_task
+from vtk.packs.load import Task, load_task
 from vtk.runtime.data_option import data_images
 from vtk.runtime.data_parts import Split
 from vtk.runtime.opening import open_source
@@ -117,8 +117,12 @@ class Loader:
         kinds = list(dict.fromkeys(self._whats))
         return f"{kinds[0]}, for each task" if len(kinds) == 1 else "; ".join(kinds)
 
-    def load(self, member: Member) -> Any:
-        """Return the member's model, in eval mode, and fill in its images and logits.
+    def load(self, member: Member, count: int | None = None) -> Task:
+        """Return the member's task, its model in eval mode, and fill in its images and logits.
+
+        Args:
+            member: to load.
+            count: of images; by default that of all members.
 
         Raises:
             UsageError: an architecture that a bank does not take, or a pack that changed what tasks share.
@@ -138,13 +142,13 @@ class Loader:
         # another seed for each task: were all tasks' images alike, an image that met another's weights might not show
         seed = self._seed + self._loaded
         given = data_images(member.card, self._data[member.name], self._split)
-        member.images, what = card_images(member.card, self._count, given, seed=seed)
+        member.images, what = card_images(member.card, count or self._count, given, seed=seed)
         self._whats.append(what)
         with torch.no_grad():
             member.torch = model(member.images)
-        member.card = dataclasses.replace(member.card, base=None, pack={})
+        member.card = dataclasses.replace(member.card, base=None, pack={}, schema=FIRST_SCHEMA)
         self._loaded += 1
-        return model
+        return task
 
     def run_banks(self, members: Sequence[Member]) -> None:
         """Fill in the banks' logits, all images of all tasks of a bank in one call, and release the banks."""

@@ -8,7 +8,8 @@ from vtk.errors import UsageError
 from vtk.files import existing_dir
 
 RESERVED = frozenset(
-    {"tasks", "gathered", "shared", "con", "prn", "aux", "nul"} | {f"{d}{i}" for d in ("com", "lpt") for i in range(10)}
+    {"tasks", "gathered", "factors", "shared", "con", "prn", "aux", "nul"}
+    | {f"{d}{i}" for d in ("com", "lpt") for i in range(10)}
 )
 """Names of the export's other files, and of devices of Windows."""
 
@@ -71,5 +72,10 @@ def _check(name: str, text: str) -> None:
         given = "" if len(text) > 200 or name == text.partition("=")[0] else f" (of {text!r})"
         raise UsageError(f"{name!r}{given} is not a valid task name; {_RULE}: NAME=PACK")
     # Windows takes a device's name for the device whatever stands behind its first dot
-    if name.casefold() in RESERVED or name.casefold().partition(".")[0] in RESERVED - {"tasks", "gathered", "shared"}:
+    if name.casefold() in RESERVED or name.casefold().partition(".")[0] in RESERVED - {
+        "tasks",
+        "gathered",
+        "factors",
+        "shared",
+    }:
         raise UsageError(f"`{name}` is not a valid task name: other files have it; give NAME=PACK")

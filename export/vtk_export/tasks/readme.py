@@ -66,8 +66,38 @@ def tasks_page(
     facts = input_facts(cards[last], False, "fp32", batch, None, sides="height, width" * several)
     if several:
         facts += " Height and width depend on the task, see below."
+    return _page(" ".join(what) + " `tasks.json` lists the file, number and classes of each task.", facts, cards, code)
+
+
+def factors_page(cards: Mapping[str, Card], *, batch: int | None) -> str:
+    """Return the page of a folder of one graph and the factors of each task; arguments as of `tasks_page`."""
+    last = next(iter(cards))
+    what = (
+        "`factors.onnx` takes `pixel_values`, `task`, int32 (batch,), the slot of each image's task, and stacks of all "
+        "tasks' own weights as further inputs. `TASK.safetensors` has a task's row of each stack, `factors.json` says "
+        "which stacks there are, and lists tasks, classes and ranks. `vtk_factors.py` needs numpy and onnxruntime: it "
+        "makes the stacks, has a session bind them once, and adds, replaces and removes tasks between two runs."
+    )
+    code = [
+        "import json\n\nimport numpy as np\nfrom vtk_factors import FactorModel\n\n"
+        'model = FactorModel(".")\n'
+        'with open("factors.json", encoding="utf-8") as file:\n    tasks = json.load(file)["tasks"]',
+        preparations(cards),
+        f"def classify(path, task={last!r}):  # classes with their probabilities, most likely first\n"
+        "    # a call may mix images of several tasks: model.run({task: images, ...})\n"
+        "    values = model.run({task: prepare[task](path)})[task][0].astype(np.float64)\n"
+        f"    shares = {shares_code(cards)}\n"
+        '    return sorted(zip(tasks[task]["classes"], shares.tolist()), key=lambda pair: -pair[1])',
+        "def exchange(task, file):  # another file of this folder's layout takes the place of a task's weights\n"
+        "    if task in model.tasks:\n        model.replace(task, file)\n    else:\n        model.add(task, file)",
+    ]
+    return _page(what, input_facts(cards[last], False, "fp32", batch, None), cards, code)
+
+
+def _page(what: str, facts: str, cards: Mapping[str, Card], code: list[str]) -> str:
+    last = next(iter(cards))
     parts = [
-        f"{TASKS}\n\n{' '.join(what)} `tasks.json` lists the file, number and classes of each task. "
+        f"{TASKS}\n\n{what} "
         f"{facts}\n\n"
         "With onnxruntime and Pillow installed, run these lines in this folder; "
         f'`classify("photo.jpg", task)` returns the classes with their probabilities, most likely first; '

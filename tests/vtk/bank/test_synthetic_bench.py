@@ -11,6 +11,7 @@ import timm
 from vtk.__main__ import main
 from vtk.bank import TaskBank
 from vtk.packs.load import load_task
+from vtk.packs.synthetic import write_synthetic
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,13 @@ def test_a_bank_of_synthetic_tasks_is_measured_beside_models_of_their_own(
         return real(bank, images)
 
     monkeypatch.setattr(TaskBank, "__call__", recorded)
+    made: list[tuple[Any, Any]] = []
+
+    def written(*args: Any, **options: Any) -> Path:
+        made.append((options["rank"], options["seed"]))
+        return write_synthetic(*args, **options)
+
+    monkeypatch.setattr("vtk.bank.synthetic_bench.write_synthetic", written)
     options = [
         "--pack",
         str(packs["pets"]),
@@ -51,6 +59,7 @@ def test_a_bank_of_synthetic_tasks_is_measured_beside_models_of_their_own(
     own = load_task(packs["pets"], base=lab.weights).model
     scales = sum(v.numel() for k, v in own.state_dict().items() if k.endswith("cb.scale"))
     size = 4 * (sum(v.numel() for v in model.state_dict().values()) + scales)
+    assert made == [(0, 0), (2, 1), (64, 2), (0, 3), (2, 4), (64, 5)]
     held = result["bytes"]
     assert (held["one_model"], held["separate"]) == (size, 6 * size)
     assert held["bank_base"] < held["bank"] < held["separate"] and 0 < held["packs"] < held["separate"]
@@ -113,8 +122,9 @@ def test_wrong_logits_of_the_bank_are_not_timed(
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vtk.bank.synthetic_bench.write_synthetic", lambda *args, **options: pytest.fail("too late"))
     assert main(["tasks", "bench", *argv]) in (2, 3)
     lines = [line for line in capsys.readouterr().err.splitlines() if "packs/s" not in line]
     assert len(lines) == 1 and message in lines[0]

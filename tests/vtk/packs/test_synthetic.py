@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.create import build_model
 from vtk.packs.bundle import bundle_task
@@ -53,6 +54,32 @@ def test_seeds_ranks_and_types_of_one_start_are_each_their_own(make_pack: Make, 
     ranks = [named.get(name) for name in start.model.state_dict() if name in named]
     assert ranks == [0, 1, 48, 0, 1] and mixed.keys() < first.keys()  # 48 is full
     load_task(packs[3].path)
+
+
+@pytest.mark.parametrize(
+    ("transform", "matrices"),
+    [
+        (
+            Transform("parallelize", {"branches": 2}),
+            {f"blocks.0.attns.{i}.attn.{n}" for i in (0, 1) for n in ("proj", "qkv")},
+        ),
+        (Transform("uniform_heads", {"variant": "b"}), {f"blocks.{i}.attn.proj" for i in (0, 1)}),
+    ],
+    ids=lambda value: getattr(value, "op", ""),
+)
+def test_matrices_that_a_transform_made_have_no_start_in_the_base_and_are_stored_whole(
+    make_pack: Make, base_file: Path, tmp_path: Path, transform: Transform, matrices: set[str]
+) -> None:
+    like = load_task(make_pack(transforms=(transform,)))
+    start = build_model(
+        like.card.model.name, num_classes=3, img_size=32, kwargs=like.card.model.kwargs, weights=base_file,
+        transforms=(transform,),
+    )  # fmt: skip
+    for i, given in enumerate((like, start)):
+        path = write_synthetic(tmp_path / str(i), given, rank=2)
+        task = load_task(path)
+        assert set(task.factors) == {f"{name}.weight" for name in matrices} | {"pos_embed"}
+        assert task.carried == {k for k in task.model.state_dict() if ".attn." in k or k.startswith(("pos_", "head."))}
 
 
 def test_what_cannot_be_made_is_refused(make_pack: Make, tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ class _Stack:
         """Put a task's row into its slot; None leaves padding alone in it."""
         self.values[slot] = self.fill
         if row is not None:
-            self.values[(slot, *(slice(n) for n in row.shape))] = row
+            place: tuple[Any, ...] = (slot, *map(slice, row.shape))
+            self.values[place] = row
 
 
 class FactorModel:
@@ -168,7 +169,7 @@ class FactorModel:
                 stack.write(slot, None)
                 self._bind(stack)
             del self._tasks[name]
-            self._free.append(slot)
+            self._free = sorted([*self._free, slot])
 
     def run(self, batches: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run images of any tasks in one call of the graph.
@@ -190,13 +191,27 @@ class FactorModel:
         with self._turn:
             tasks = {name: self._known(name) for name in images}
             numbers = [np.full(len(images[name]), task.slot, np.int32) for name, task in tasks.items()]
-            logits = self._run(pixels, np.concatenate([np.empty(0, np.int32), *numbers]))
+            logits, _ = self._run(pixels, np.concatenate([np.empty(0, np.int32), *numbers]))
         found, start = {}, 0
         for name, task in tasks.items():
             end = start + len(images[name])
             found[name] = logits[start:end, : len(task.classes)]
             start = end
         return found
+
+    def run_slots(self, pixels: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Run images with numbers of slots, as the graph takes them.
+
+        Args:
+            pixels: (n, channels, height, width) fp32.
+            slots: (n,) int32.
+
+        Returns:
+            Logits (n, classes of the largest task), the lowest fp32 number behind a task's own; and each image's number
+            of classes (n,) int32. A number that no task has gives NaN and 0.
+        """
+        with self._turn:
+            return self._run(pixels, slots)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of the stacks, of the tasks' rows in them, and of padding to the largest task's sizes.
@@ -224,7 +239,7 @@ class FactorModel:
             if new and len(self._tasks) == slots:
                 slots += max(1, slots // 4)  # each growth copies all stacks, so there are few of them
             self._grow(slots, sizes)
-            slot = self._free.pop() if new else self._known(name).slot
+            slot = self._free.pop(0) if new else self._known(name).slot
             for stack in self._stacks.values():
                 stack.write(slot, rows[stack.name])
                 self._bind(stack)
@@ -247,23 +262,25 @@ class FactorModel:
             value = ort.OrtValue.ortvalue_from_numpy(stack.values, self._device)
             self._binding.bind_ortvalue_input(stack.name, value)
 
-    def _run(self, pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Run images (n, …) with the slots of their tasks (n,): (n, classes of the largest task)."""
+    def _run(self, pixels: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Do `run_slots`, in calls of the graph's batch size where that is fixed."""
         step = self._batch or max(1, len(pixels))
-        parts = []
+        logits, counts = [], []
         for start in range(0, max(1, len(pixels)), step):
-            part, slots = pixels[start : start + step], numbers[start : start + step]
-            spare = step - len(part) if self._batch else 0
-            if spare:  # a slot that no task has gives NaN, and changes no other row
-                part = np.concatenate([part, np.zeros((spare, *self.shape), np.float32)])
-                slots = np.concatenate([slots, np.full(spare, -1, np.int32)])
+            part, numbers = pixels[start : start + step], slots[start : start + step]
+            count = len(part)
+            if self._batch and count < step:  # a number that no task has, changes no other row
+                part = np.concatenate([part, np.zeros((step - count, *self.shape), np.float32)])
+                numbers = np.concatenate([numbers, np.full(step - count, -1, np.int32)])
             self._binding.bind_cpu_input("pixel_values", np.ascontiguousarray(part))
-            self._binding.bind_cpu_input("task", np.ascontiguousarray(slots))
+            self._binding.bind_cpu_input("task", np.ascontiguousarray(numbers))
             self._binding.bind_output("logits")
             self._binding.bind_output("num_classes")
             self._session.run_with_iobinding(self._binding)
-            parts.append(self._binding.copy_outputs_to_cpu()[0][: len(part) - spare])
-        return np.concatenate(parts)
+            found = self._binding.copy_outputs_to_cpu()
+            logits.append(found[0][:count])
+            counts.append(found[1][:count])
+        return np.concatenate(logits), np.concatenate(counts)
 
     def _known(self, name: str) -> Task:
         task = self._tasks.get(name)
