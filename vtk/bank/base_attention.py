@@ -99,13 +99,13 @@ class BaseAttention:
         return tuple(found)
 
     def tensors(self) -> list[Tensor]:
-        """Return the matrices that tasks refer to."""
-        bases: list[Tensor] = []
+        """Return the matrices that tasks refer to, and the vectors that their changes in int8 share."""
         if self.layers is None:
-            bases = [t for part in self.weights for key, t in part.items() if key in MATRICES]
-        for layer in self.layers or ():
-            bases += layer.base.values()
-        return bases
+            return [t for part in self.weights for key, t in part.items() if key in MATRICES]
+        found = [t for layer in self.layers for t in layer.base.values()]
+        for branch in (branch for layer in self.layers for branch in layer.branches):
+            found += [t for t in (branch.affine.weight, branch.outputs, branch.scale) if t is not None]
+        return found
 
 
 def _parts(matrices: Mapping[str, tuple[tuple[str, int], ...]]) -> list[str]:

@@ -137,22 +137,18 @@ class BaseModel:
             BaseError: a tensor of the base that it needs differs.
         """
         where = pack.path
-        if pack.card.base is None or base_id(pack.hashes) != pack.card.base.id:
-            raise DataError(f"{where}: task.json and base_tensors.json name different bases; the pack was edited")
         wanted = {k: pack.hashes[k] for k in self._needed(pack)} | self._started(pack)
         known = {**self.base.hashes, **self.starts}
         for key in sorted(wanted):
             if known.get(key) != wanted[key]:
                 raise BaseError(
-                    f"{where} is of base {pack.card.base.id[:12]}, this bank of {self.base.ref.id[:12]} (`{key}` "
+                    f"{where} is of base {base_id(pack.hashes)[:12]}, this bank of {self.base.ref.id[:12]} (`{key}` "
                     "differs); serve it as a separate model"
                 )
         state = dict(self.state)
         for key in head_names(self.end, state):
             state[key] = state[key].new_empty(len(pack.card.classes), *state[key].shape[1:])
         check_complete(where, pack.dense, state, self.required - pack.factors.keys())
-        if lost := sorted(set(pack.card.pack.get("trained", ())) - pack.dense.keys() - pack.factors.keys()):
-            raise DataError(f"{where} lacks `{lost[0]}`, which its card says was trained; the file is truncated")
         for name, change in pack.factors.items():
             shape = None if name not in state else (state[name][..., 0].numel(), state[name].shape[-1])
             if shape is None or (change.rank and (len(change.b), change.a.shape[1]) != shape):

@@ -214,7 +214,8 @@ def _factors(given: str | Path | Task) -> PackTensors | None:
         state = given.model.state_dict()
         dense = {name: state[name] for name in given.carried - given.factors.keys()}
         return PackTensors(given.path, given.card, read_hashes(given.path), dense, given.factors)
-    folder = Path(given)
-    if not (is_pack(folder) or is_pack(folder / "task")) or not read_card(find_pack(folder)).pack.get("factors"):
+    if not (is_pack(Path(given)) or is_pack(Path(given) / "task")):
         return None
-    return read_pack(folder)
+    folder = find_pack(Path(given))
+    card = read_card(folder)
+    return read_pack(folder, card) if card.pack.get("factors") else None

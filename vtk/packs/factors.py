@@ -136,24 +136,28 @@ class PackTensors:
     factors: Mapping[str, Factors]
 
 
-def read_pack(path: str | Path) -> PackTensors:
+def read_pack(path: str | Path, card: Card | None = None) -> PackTensors:
     """Read the files of a pack and check them; neither the base is needed nor a model built.
+
+    Args:
+        path: folder of the pack, or of its run.
+        card: of it, where it was read.
 
     Raises:
         DataError: no pack, or a damaged one.
     """
-    pack = read_files(find_pack(Path(path)))
+    pack = read_files(find_pack(Path(path)), card)
     check_trained(pack)
     return pack
 
 
-def read_files(folder: Path) -> PackTensors:
+def read_files(folder: Path, card: Card | None = None) -> PackTensors:
     """Read the files of a pack's folder as `read_pack` does, without `check_trained`.
 
     Raises:
         DataError: as `read_pack`.
     """
-    card, hashes = read_card(folder), read_hashes(folder)
+    card, hashes = card or read_card(folder), read_hashes(folder)
     if card.base is None or base_id(hashes) != card.base.id:
         raise DataError(f"{folder}: {CARD} and {HASHES} name different bases; the pack was edited")
     stored, _ = read_safetensors(folder / TENSORS)
