@@ -161,6 +161,10 @@ class Arena:
         for slot, span in self._rows.spans.items():
             self.spans[slot].copy_(torch.tensor(span, dtype=torch.int32), non_blocking=True)  # type: ignore[index]
 
+    def rank_of(self, slot: int) -> int:
+        """Return the rank of a slot's factors."""
+        return self._rows.spans.get(slot, (0, 0))[1]
+
     def tighten(self) -> None:
         """Give all free rows back."""
         if self._rows.used < self.capacity:
