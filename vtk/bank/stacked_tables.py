@@ -16,6 +16,7 @@ from vtk.bank.arenas import Arena
 from vtk.bank.folded import n_bytes
 from vtk.bank.grouped_weights import Factored
 from vtk.bank.row_arena import RowArena
+from vtk.bank.slot_stacks import release
 from vtk.bank.tables import LowRankTable, Table
 from vtk.models.packed.low_rank import Change
 from vtk.models.weights.base import tensor_hash
@@ -93,7 +94,8 @@ class StackedTables:
             self.rows.drop(block)
             assert self._arena is not None
             self._arena.drop(slot)
-        if not self._low:
+        if not self._low and self._arena is not None:
+            release(*self._arena.tensors())
             self._arena, self._places, self._hashes = None, 0, {}
 
     def table(self, name: str) -> Table:
@@ -128,7 +130,7 @@ class StackedTables:
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
         arena = self._arena
-        return [self.rows.rows, *([] if arena is None else [arena.a, arena.b, arena.spans])]
+        return [self.rows.rows, *([] if arena is None else arena.tensors())]
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +160,7 @@ class StackedTables:
                     wider[:, : a.shape[1]] = a
                     new.reserve(at, len(a))
                     new.write(at, ArenaRows(wider, b))
+            release(*([] if old is None else old.tensors()))
         elif slots > len(old.spans):
             old.reserve_slots(slots)
         assert self._arena is not None
