@@ -53,6 +53,7 @@ KEPT = {
     "tests/kernels/test_tensor_maps.py::test_splitk_linear_sums_to_the_product": 2,
     "tests/vtk/analysis/test_loss_diagnostics.py::test_a_result_is_json_and_is_told_and_drawn_beside_another": 3,
     "tests/vtk/analysis/probes/test_residual_units.py::test_a_removed_unit_is_one_whose_last_weights_are_zero": 4,
+    "tests/vtk/bank/test_forward.py::test_the_kernels_themselves_with_factors": 2,
     "tests/vtk/commands/test_parallelize.py::test_a_model_without_a_parallel_name_keeps_its_own_and_a_transform": 0,
     "tests/vtk/commands/test_parallelize.py::test_images_without_classes_are_enough": 1,
     "tests/vtk/commands/test_parallelize.py::test_the_original_teaches_the_parallel_model": 0,

@@ -173,7 +173,7 @@ class Hundred:
         return wanted is found if wanted is None or found is None else near(found[0], wanted[0])
 
 
-@pytest.fixture(params=["vtk"])
+@pytest.fixture(params=["vtk", "python"])
 def hundred(request: Any, lab: Any, tools: Any, tmp_path: Path) -> Iterator[Hundred]:
     """Ranks of 0 to 8, factors of all types; five further packs, and another version of ten."""
     base = load_file(lab.weights)
@@ -188,7 +188,9 @@ def hundred(request: Any, lab: Any, tools: Any, tmp_path: Path) -> Iterator[Hund
         rank, dtype = [i % 9, 2, 5], ("fp32", "bf16", "int8")[i % 3]
         write_synthetic(path, starts[CLASSES[i % 4]], rank=rank, dtype=dtype, seed=i)  # type: ignore[arg-type]
         packs.setdefault(name, []).append(path)
-    config = TritonConfig(out=tmp_path / "models", backend=request.param, name="many", max_batch_size=16)
+    config = TritonConfig(
+        out=tmp_path / "models", backend=request.param, name="many", max_batch_size=16, factor_dtype="fp32"
+    )
     export_triton({name: packs[name][0] for name in names[:TASKS]}, config, show=False)
     ledger = Ledger({}, lab.images(12).numpy())
     server = tools.Server(config.out, tmp_path, polls=False, metrics=True)

@@ -1,7 +1,7 @@
 """The changes of a task's matrix as rows of an arena: a (r, K) and b (r, F), in the bank's dtype or as int8 codes.
 
-Changes of blocks of a matrix become one change of all of it, with zeros outside their blocks; blocks that read one ``a``
-share its rows. Codes keep the vectors that all tasks share beside them (γ of the norm in front, LayerScale).
+Changes of blocks of a matrix become one change of all of it, with zeros outside their blocks; blocks that read one
+``a`` share its rows. Codes keep the vectors that all tasks share beside them (γ of the norm in front, LayerScale).
 """
 
 from collections.abc import Iterator, Sequence

@@ -78,7 +78,7 @@ class Arena:
         return self.capacity * self.row_bytes + self.vector_bytes + self.spans.nbytes
 
     def accept(self, rows: ArenaRows) -> bool:
-        """Return whether factors are of this arena's type and share its vectors, and take over what they say of these."""
+        """Return whether factors are of this arena's type and share its vectors; what they say of these is kept."""
         given = (rows.x_scale, rows.y_scale) if self._shared else ()
         if rows.a.dtype != self.a.dtype or not all(
             new is None or bool((known.isnan() | new.isnan() | (known == new)).all())

@@ -264,7 +264,7 @@ class TaskBank:
 
     def _share_attention(self, shared: Shared, attention: BaseAttention) -> None:
         """Let tasks that trained no attention refer to the base's matrices, too."""
-        if isinstance(self._store, HeldStore) and attention.whole and shared.number in self._store.held:
+        if attention.whole and self._store.bytes_of(shared.number):
             self._store.drop(shared.number)
             self._store.put(shared.number, attention.task())
 
@@ -273,8 +273,6 @@ class TaskBank:
         store, before = self._store, self._state
         if old is not None and not any(e.number == old.number for e in state.entries.values()):
             store.drop(old.number)
-        if self._graphs is not None:
-            self._graphs.clear()
         if self.device.type == "cuda":
             gone = before.positions.tensors()
             if old is not None and old.end is not None:

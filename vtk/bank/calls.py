@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.fused_calls import FusedCall
+from vtk.bank.grouped_weights import Slot
 from vtk.bank.snapshot import State
 from vtk.bank.stacks import StackStore
 from vtk.bank.stores import HeldStore, Store, is_thin
@@ -48,20 +49,22 @@ def run(
     if isinstance(store, HeldStore):
         return _run_held(state, store, images, numbers, place)
     assert isinstance(store, StackStore)
-    generation: tuple[int, int] | None = None
+    generation: Hashable = None
     layers: Iterable[Layer]
     ready = all(n in store.residency for n in numbers)
-    found, layers = store.layers(numbers)
+    found, layers = store.layers(numbers, place.kernels and state.is_folded)
     if ready:
-        layers, generation = list(layers), (store.generation, state.version)
+        layers, generation = list(layers), (store.generation, state.addresses(images))
     slots = dict(zip(numbers, found, strict=True))
-    return call(state, images, slots, layers, place, None if generation is None else graphs, generation)
+    logits = call(state, images, slots, layers, place, None if generation is None else graphs, generation)
+    store.merge_hot(numbers)
+    return logits
 
 
 def call(
     state: State,
     images: Mapping[str, Tensor],
-    slots: Mapping[int, int],
+    slots: Mapping[int, Slot],
     layers: Iterable[Layer],
     place: Place,
     graphs: BucketGraphs | None = None,
@@ -81,7 +84,7 @@ def call(
     shared, ends = state.shared, state.ends
     assert shared is not None
     if shared.folded is None or ends is None:
-        return _plain(state, images, slots, layers, place)
+        return _plain(state, images, {number: slot.group for number, slot in slots.items()}, layers, place)
     entries = {name: state.entries[name] for name in images}
     counts = {name: len(batch) for name, batch in images.items()}
     norm = getattr(shared.model, "norm", None)
@@ -123,6 +126,6 @@ def _run_held(
     numbers = sorted(numbers, key=lambda n: is_thin(weights[n]))
     found = [weights[n] for n in numbers]
     layers: list[Layer] = [{key: [w[i][key] for w in found] for key in part} for i, part in enumerate(found[0])]
-    logits = call(state, images, {n: i for i, n in enumerate(numbers)}, layers, place)
+    logits = call(state, images, {n: Slot.whole(i) for i, n in enumerate(numbers)}, layers, place)
     store.merge_hot(numbers)
     return logits

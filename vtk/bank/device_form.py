@@ -15,8 +15,8 @@ Parts = Sequence[Mapping[str, Tensor]]
 MATRICES = ("qkv.weight", "proj.weight", "gate.weight")
 """Names of matrices among a task's weights."""
 
-SPAN = 8
-"""Bytes of a span of an arena's rows."""
+SPAN = 16
+"""Bytes of a matrix's spans, one in the arena of each type; there may be one type alone."""
 
 
 @dataclass(frozen=True, eq=False)

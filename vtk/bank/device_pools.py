@@ -27,7 +27,7 @@ class DevicePools:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.whole, self.small = SlotStacks(device), SlotStacks(device)
+        self.whole, self.small = SlotStacks(device), SlotStacks(device, loose=True)
         self._arenas: list[dict[str, list[Arena]]] = []
         self._base: list[dict[str, Tensor]] = []
         self._given: list[dict[str, Tensor]] = []  # the base's matrices as the bank has them
@@ -47,10 +47,8 @@ class DevicePools:
     @property
     def fixed_bytes(self) -> int:
         """Bytes that no task alone needs: vectors that tasks share, and the base's matrices beside the bank's own."""
-        arenas = self._all_arenas()
-        spans = SPAN * self.small.capacity * (len(arenas) - sum(map(len, self._arenas)))  # of a second type
-        vectors = sum(arena.vector_bytes for arena in arenas)
-        return spans + vectors + self._owned + (self.whole.unit if BASE in self.whole.slots else 0)
+        vectors = sum(arena.vector_bytes for arena in self._all_arenas())
+        return vectors + self._owned + (self.whole.unit if BASE in self.whole.slots else 0)
 
     @property
     def merged_unit(self) -> int:
@@ -83,8 +81,7 @@ class DevicePools:
         if not self._given:
             self._given = given
             self._base = [{k: t.to(self.device) for k, t in part.items()} for part in given]
-            moved = zip(given, self._base, strict=True)
-            self._owned = sum(b[k].nbytes for g, b in moved for k in g if b[k] is not g[k])
+            self._owned = sum(t.nbytes for part in self._base for t in part.values())
             self._arenas = [{k: [] for k in part} for part in given]
         return all(
             mine.keys() == new.keys() and all(t is new[k] or torch.equal(t, new[k]) for k, t in mine.items())
@@ -124,9 +121,9 @@ class DevicePools:
         for number, form in thin.items():
             for i, part in enumerate(form.rows):
                 for key, rows in part.items():
-                    arena = self._arena(i, key, rows)
-                    assert arena is not None, "other tasks' vectors contradict these since they were read"
-                    arena.reserve(self.small.slots[number], rows.rank, exact=exact)
+                    found_arena = self._arena(i, key, rows)
+                    assert found_arena is not None, "its vectors were taken over when it was read"
+                    found_arena.reserve(self.small.slots[number], rows.rank, exact=exact)
         self._keep_base()
 
     def write(self, layer: int, number: int, form: ThinForm | WholeForm) -> None:

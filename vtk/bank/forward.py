@@ -1,7 +1,7 @@
 """The forward pass of a folded bank over packed rows of many tasks: what a CUDA graph captures.
 
 A block is seven kernels: grouped qkv, attention, grouped proj, add and norm, fc1 with GELU or SwiGLU, fc2, add and
-norm; an eighth where a norm stands before fc2. No
+norm; an eighth where a norm stands before fc2. Where tasks have factors four more add their changes to qkv and proj. No
 length and no offset is read on the host: all are in the vectors of a `Layout`. With class-token pooling the last block
 computes, after keys and values, the rows of class tokens only. Attention turns queries and keys by a table of all
 tasks' positions, of which a vector of the `Layout` gives each row's.
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk.bank.folded import Folded
+from vtk.bank.grouped_weights import GroupedMatrix, SmallStack
 from vtk.bank.layout import Layout
 from vtk.bank.task_heads import CallEnds
 from vtk.fused.attention_stage import AttentionStage
@@ -115,8 +116,12 @@ class _Work:
         self.layout, self.at, self.plan, self.rope = layout, at, plan, rope
         self.bounds = at["cu_seqlens"]
 
-    def product(self, x: Tensor, w: Stack, b: Stack, which: str) -> Tensor:
-        """Multiply each row by its group's matrix; 0 in rows of no group."""
+    def product(self, x: Tensor, w: Stack | GroupedMatrix, b: Stack | SmallStack, which: str) -> Tensor:
+        """Multiply each row by its group's matrix."""
+        if isinstance(w, GroupedMatrix):
+            whole = self.at[which] if self.layout.bucket.whole else None
+            return w.multiply(x, whole, self.at[f"thin_{which}"], self.plan.device_name)
+        assert not isinstance(b, SmallStack)
         if self.plan.kernels:
             return grouped_linear(x, stacked(w), stacked(b), self.at[which])
         return linear_by_runs(x, w, b, self.layout.runs[which])
@@ -145,13 +150,19 @@ class _Work:
         m = self.product(o, layer["proj.weight"], layer["proj.bias"], "pooled" if pruned else "rows")
         return self.end(stage, x, m, norm)
 
+    def small(self, value: Stack | SmallStack) -> Tensor:
+        """Return biases or norms of all tasks, as ``row_slot`` and ``segment_slot`` count them."""
+        if isinstance(value, SmallStack):
+            return value.of_call(self.layout.bucket.whole)
+        return stacked(value)
+
     def head_norms(self, stage: AttentionStage, layer: Layer) -> HeadNorms | None:
         """Return the norms of q and k, of which each segment has its task's; q's hold 1/√D."""
         if stage.qk_norm is None:
             return None
         spec = stage.qk_norm.norm
         names = [f"{side}_norm.{part}" for side in "qk" for part in ("weight", "bias")]
-        q_weight, q_bias, k_weight, k_bias = (stacked(layer[name]) if name in layer else None for name in names)
+        q_weight, q_bias, k_weight, k_bias = (self.small(layer[name]) if name in layer else None for name in names)
         return HeadNorms(spec.kind, spec.eps, q_weight, q_bias, k_weight, k_bias, self.at["segment_slot"])
 
     def finished(self, stage: AttentionStage, layer: Layer, o: Tensor, h: Tensor, pruned: bool) -> Tensor:
@@ -162,8 +173,8 @@ class _Work:
             return o
         if "norm.weight" in layer:
             slot = self.at["segment_slot" if pruned else "row_slot"]
-            o = o * stacked(layer["norm.weight"]).index_select(0, slot)
-            o = o + stacked(layer["norm.bias"]).index_select(0, slot)
+            o = o * self.small(layer["norm.weight"]).index_select(0, slot)
+            o = o + self.small(layer["norm.bias"]).index_select(0, slot)
         gate = self.product(h, layer["gate.weight"], layer["gate.bias"], "pooled" if pruned else "rows")
         return o.mul_(gate.sigmoid_())
 

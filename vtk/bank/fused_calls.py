@@ -9,6 +9,7 @@ from torch import Tensor
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.folded import Folded
 from vtk.bank.forward import fused_forward
+from vtk.bank.grouped_weights import Slot
 from vtk.bank.layout import Bucket, Layout, Part, lay_out
 from vtk.bank.positions import CallPositions, Positions
 from vtk.bank.task_entry import Entry
@@ -50,7 +51,7 @@ class FusedCall:
         ends: Ends,
         entries: Mapping[str, Entry],
         counts: Mapping[str, int],
-        slots: Mapping[int, int],
+        slots: Mapping[int, Slot],
         kernels: bool,
         positions: Positions,
     ) -> "FusedCall":
@@ -66,14 +67,15 @@ class FusedCall:
             kernels: whether operations of `vtk_kernels` run.
             positions: of the bank's tasks.
         """
-        order = sorted(entries.values(), key=lambda e: slots[e.number])
+        order = sorted(entries.values(), key=lambda e: (slots[e.number].group, slots[e.number].own))
         names = [e.name for e in order]
         found, seen = ends.of_call(names), positions.of_call(names)
         sizes = {size: i for i, size in enumerate(sorted({e.card.input.size for e in order}))}
         parts = tuple(
             Part(
-                slots[e.number], counts[e.name], e.tokens, sizes[e.card.input.size],
+                slots[e.number].group, counts[e.name], e.tokens, sizes[e.card.input.size],
                 found.table_at.get(e.name, 0), found.head_at.get(e.name), seen.first_row.get(e.name),
+                slots[e.number].own, slots[e.number].thin,
             ) for e in order
         )  # fmt: skip
         return cls(folded, norm, found, order, parts, kernels, seen)

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vtk.bank.arenas import Arena
+from vtk_kernels.choices import choose
 from vtk_kernels.grouped_linear import grouped_linear
 from vtk_kernels.grouped_low_rank import grouped_low_rank
+from vtk_kernels.low_rank_linear import low_rank_linear
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Factored:
         """Return an arena as it is now."""
         return cls(arena.a, arena.b, arena.spans, arena.rank, arena.scale, arena.x_scale, arena.y_scale)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Factored":
+        """Return the same of other tensors."""
+        scales = (None if t is None else change(t) for t in (self.scale, self.x_scale, self.y_scale))
+        return Factored(change(self.a), change(self.b), change(self.spans), self.rank, *scales)
+
 
 @dataclass(frozen=True)
 class GroupedMatrix:
@@ -77,27 +84,37 @@ class GroupedMatrix:
     stack: Tensor | None = None
     stack_bias: Tensor | None = None
 
-    def multiply(self, x: Tensor, whole: Tensor | None, thin: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, whole: Tensor | None, thin: Tensor, card: str | None = None) -> Tensor:
         """Multiply each row by its task's matrix, and add its bias.
 
         Args:
             x: (T, K).
             whole: tile map of all rows by `Slot.group`; None for a call of tasks with factors alone.
             thin: tile map by `Slot.thin` of the rows of tasks with factors.
+            card: name of the device, for `vtk_kernels.choices`.
 
         Returns:
             (T, F); rows of no task are finite where theirs of ``x`` are.
         """
-        if whole is None:
-            y = F.linear(x, self.base)
-        else:
+        if whole is not None:
             assert self.stack is not None
             y = grouped_linear(x, self.stack, self.stack_bias, whole)
+        elif len(self.factors) == 1 and self._choice(x, card) == "epilogue":
+            f = self.factors[0]
+            return low_rank_linear(
+                x, self.base, f.a, f.b, f.spans, thin, f.rank, self.bias, f.scale, f.x_scale, f.y_scale
+            )
+        else:
+            y = F.linear(x, self.base)
         bias: Tensor | None = self.bias
         for f in self.factors:
             grouped_low_rank(y, x, f.a, f.b, f.spans, thin, f.rank, bias, f.scale, f.x_scale, f.y_scale)
             bias = None
         return y
+
+    def _choice(self, x: Tensor, card: str | None) -> str:
+        features, size = self.base.shape
+        return choose("grouped_low_rank", len(x), features, size, x.dtype, card)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "GroupedMatrix":
         """Return the same of other tensors."""
@@ -105,9 +122,7 @@ class GroupedMatrix:
             name: None if value is None else change(value)
             for name, value in vars(self).items() if name != "factors"
         }  # fmt: skip
-        factors = tuple(
-            Factored(**{n: change(v) if isinstance(v, Tensor) else v for n, v in vars(f).items()}) for f in self.factors
-        )
+        factors = tuple(f.map(change) for f in self.factors)
         return replace(self, **made, factors=factors)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from vtk.bank.bank import TaskBank
 from vtk.bank.calls import Place, call
 from vtk.bank.fused_calls import FusedCall
+from vtk.bank.grouped_weights import GroupedMatrix, SmallStack
 from vtk.bank.layout import Bucket
 from vtk.bank.snapshot import find
 from vtk.bank.stacks import StackStore
@@ -39,14 +40,14 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
     entries = {name: find(state, name) for name in images}
     assert state.shared is not None
     numbers = list(dict.fromkeys(e.number for e in entries.values()))
-    slots, stacks = store.layers(numbers)
+    slots, stacks = store.layers(numbers, state.is_folded)
     slot_of = dict(zip(numbers, slots, strict=True))
     cuda = torch.device("cuda")
     if state.shared.folded is not None and state.ends is not None:
         fused = FusedCall.of(state.shared.folded, None, state.ends, entries, images, slot_of, True, state.positions)
         fused.layout(Bucket.exact(fused.parts), cuda)  # remembered: there are no fakes among its integers
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        layers = [{key: _fake(stacked(t)) for key, t in part.items()} for part in stacks]
+        layers: list[Any] = [{key: _fake_stack(t) for key, t in part.items()} for part in stacks]
         folded = None if state.shared.folded is None else _fake_module(state.shared.folded)
         shared = dataclasses.replace(state.shared, model=_fake_module(state.shared.model), folded=folded)
         ends = None if state.ends is None else _FakeEnds(cuda, call=_fake_ends(state.ends.of_call(list(entries))))
@@ -69,6 +70,10 @@ def launches(bank: TaskBank, images: Mapping[str, int]) -> Counter[str]:
 
 def _fake(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+def _fake_stack(value: Any) -> Any:
+    return value.map(_fake) if isinstance(value, GroupedMatrix | SmallStack) else _fake(stacked(value))
 
 
 def _fake_module(module: nn.Module) -> Any:

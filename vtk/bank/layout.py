@@ -126,8 +126,8 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         With T rows, S segments and G tiles, padded with 0 or the last end:
         ``cu_seqlens`` (S + 1), first row of each segment and the last end; ``first_row`` (S);
         ``pool_bounds`` (2·S + 1), first row and first pooled row of each segment; ``table_row`` (T), row of the tasks'
-        table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T) and ``segment_slot`` (S), place of biases and norms;
-        ``rope_row`` (T), row of the rotary tables, if there are such;
+        table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T) and ``segment_slot``
+        (S), place of biases and norms; ``rope_row`` (T), row of the rotary tables, if there are such;
         ``rows`` (3, G) tile map of the rows by slot, ``pooled`` that of one row a segment, ``thin_rows`` and
         ``thin_pooled`` those of tasks with factors by ``Part.thin``, if there are such; ``head0`` and so on those of
         the pooled rows in the order of classifiers; ``ordered`` (S), pooled rows in that order.

@@ -172,7 +172,7 @@ class Loader:
             _check(piece, shared, incoming.task.path)
             positions = read_positions(incoming.task.model, incoming.task.card.input.size, self.dtype)
             entry, weights = make_entry(name, incoming.task, shared, self.device, self.dtype, folding)
-            if entry.number == shared.number and attention is not None and attention.whole and self.resident:
+            if entry.number == shared.number and attention is not None and attention.whole:
                 weights = attention.task()
             return Made(entry, weights, piece, positions)
         assert incoming.model is not None and attention is not None

@@ -50,9 +50,9 @@ class RowArena:
         return key
 
     def drop(self, key: int) -> None:
-        """Free a block; the tensor shrinks when more than a sixteenth is free."""
+        """Free a block; the tensor shrinks when more than half of it is free, so that addresses last."""
         del self._blocks[key]
-        if (used := self.used) + used // SPARE < len(self.rows):
+        if (used := self.used) * 2 < len(self.rows):
             self._resize(used)
 
     def first(self, key: int) -> int:

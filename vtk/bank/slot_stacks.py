@@ -16,6 +16,10 @@ _SPARE = 16
 class SlotStacks:
     """Stacks of equal tensors of many tasks, layer by layer.
 
+    Args:
+        device: of the stacks.
+        loose: whether up to half of the slots stay when they are free, so that addresses last; otherwise a sixteenth.
+
     Attributes:
         stacks: (slots, …) tensors by name, of each layer.
         slots: of each number.
@@ -23,8 +27,8 @@ class SlotStacks:
         unit: bytes of a slot.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, loose: bool = False) -> None:
+        self.device, self.loose = device, loose
         self.stacks: list[dict[str, Tensor]] = []
         self.slots: dict[int, int] = {}
         self.generation, self.unit = next(GENERATIONS), 0
@@ -81,7 +85,8 @@ class SlotStacks:
     def drop(self, number: int, *, shrink: bool = True) -> list[int] | None:
         """Free a slot for the next task; the stacks shrink when many are free. Returns what `reserve` does."""
         self.slots.pop(number, None)
-        if shrink and self.capacity - len(self.slots) > len(self.slots) // _SPARE:
+        used = len(self.slots)
+        if shrink and self.capacity - used > (used if self.loose else used // _SPARE):
             return self.resize(len(self.slots))
         return None
 

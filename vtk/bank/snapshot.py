@@ -1,8 +1,10 @@
 """Immutable state of a bank for one call; it is replaced as a whole when tasks are added or removed."""
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from vtk.bank.base_attention import BaseAttention
 from vtk.bank.base_model import BaseModel
@@ -44,6 +46,21 @@ class State:
     models: Mapping[Hashable, BaseModel] = field(default_factory=dict)
     attention: BaseAttention | None = None
     version: int = field(default_factory=new_version)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether calls run the folded model."""
+        return self.shared is not None and self.shared.folded is not None and self.ends is not None
+
+    def addresses(self, names: Iterable[str]) -> tuple[object, ...]:
+        """Return what decides where a call of these tasks reads all but attention's weights, of a stacked bank."""
+        if self.ends is None:
+            return (self.version,)
+        ends = self.ends.of_call(list(names))
+        heads = [t for h in ends.heads for t in (h.w, h.b)]
+        tensors = [t for t in (ends.table, self.positions.rope, *heads) if isinstance(t, Tensor)]
+        shared = None if self.shared is None else self.shared.number
+        return (shared, *((t.data_ptr(), t.shape) for t in tensors))
 
     def fixed_bytes(self) -> int:
         """Return the bytes that are always on the device: the shared part, and the tasks' tables and classifiers."""

@@ -1,6 +1,7 @@
-"""Stacks of attention weights on a device, paged in from host memory if they do not all fit.
+"""Attention weights of all tasks on a device, paged in from host memory if they do not all fit.
 
-A grouped product needs the matrices of its groups in one tensor, so every weight is a stack of slots, one for a task.
+A grouped product needs the matrices of its groups in one tensor, so tasks have slots of stacks, or rows of arenas if
+they have factors (`vtk.bank.device_pools`).
 """
 
 import contextlib
@@ -9,36 +10,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vtk.bank.folded import Weights, merge, n_bytes, weights_bytes
-from vtk.bank.stores import Store, merged_size
+from vtk.bank.device_form import ThinForm, WholeForm, is_thin, pinned, whole_form
+from vtk.bank.device_pools import DevicePools
+from vtk.bank.folded import Weights
+from vtk.bank.grouped_weights import Slot
+from vtk.bank.hot_tasks import HotTasks
+from vtk.bank.stores import Store
 from vtk.models.packed.forward import Layer
-from vtk.models.packed.low_rank import LowRankMatrix
 
-_SPARE = 16
-"""A full stack grows by 1/16: a bank saves memory, and copies are cheap."""
+_Form = ThinForm | WholeForm
 
 
 class StackStore(Store):
-    """Slots of stacked tensors on a device; with a limit, also pinned copies of all weights on the host.
+    """Weights of tasks on a device; with a limit, also pinned copies of all of them on the host.
 
-    One call at a time has its turn: an entering task may take the slot of a leaving one; kernels of an earlier call,
-    on any stream, must be done with it by then.
-
-    Attributes:
-        generation: changes whenever stacks get other addresses.
-        limit: most tasks on the device; None for all.
+    One call at a time has its turn: an entering task may take the place of a leaving one; kernels of an earlier call,
+    on any stream, must be done with it by then. What room factors leave holds merged copies of the most used tasks.
     """
 
     def __init__(self, device: torch.device, option: str = "max_gpu_bytes") -> None:
         super().__init__(option)
         self.device = device
-        self.generation = 0
-        self.limit: int | None = None
-        self._stacks: list[dict[str, Tensor]] = []
-        self._slots: dict[int, int] = {}
-        self._host: dict[int, Sequence[Mapping[str, Tensor]]] = {}
+        self.pools = DevicePools(device)
+        self._host: dict[int, _Form] = {}
+        self._sizes: dict[int, int] = {}
+        self._thin: set[int] = set()
+        self._copies: dict[int, int] = {}
+        self._hot = HotTasks()
         self._lock = threading.RLock()
         cuda = device.type == "cuda"
         self._side: Any = torch.cuda.Stream(device) if cuda else None
@@ -62,127 +61,170 @@ class StackStore(Store):
                     self._done = self._done or torch.cuda.Event()
                     self._done.record(stream)
 
-    def put(self, number: int, weights: Weights) -> None:
-        """Write the weights into a slot; with a limit, into host memory until a call needs them.
+    @property
+    def generation(self) -> tuple[int, int, int]:
+        """Changes whenever weights get other addresses."""
+        return self.pools.generation
 
-        A task's changes of the base's matrices are merged here.
-        """
-        dense = merge(weights)
-        self.unit = weights_bytes(dense)
-        if not self._slots and not self._host:  # the next base may have other shapes
-            self.generation += 1
-            self._stacks = [
-                {k: torch.empty(0, *t.shape, dtype=t.dtype, device=self.device) for k, t in part.items()}
-                for part in dense
-            ]
-        if self.limit is None:
-            self.residency.admit((number,), None)
-            self._reserve((number,))
-            for i in range(len(dense)):
-                self._write(i, number, dense)
-        else:
-            pin = self._side is not None
-            self._host[number] = tuple({k: t.pin_memory() if pin else t for k, t in p.items()} for p in dense)
+    def put(self, number: int, weights: Weights) -> None:
+        """Write the weights to the device; with a limit, into host memory until a call needs them."""
+        if not self._sizes:  # the next base may have other shapes
+            self.pools = DevicePools(self.device)
+        form = self._form(weights)
+        self.unit = self._sizes[number] = form.nbytes
+        if isinstance(form, ThinForm):
+            self._thin.add(number)
+        if self.room is not None:
+            self._host[number] = form if self._side is None else pinned(form)
+            self.set_room(self.room)  # vectors that it shares with others may be new
+            return
+        self.residency.admit((number,), None, self._sizes)
+        self.pools.reserve((number,), (form,), exact=False)
+        for i in range(len(weights)):
+            self.pools.write(i, number, form)
 
     def drop(self, number: int) -> None:
-        """Free the slot; the next task takes it, or the stacks shrink when many are free."""
+        """Free a task's places; the next task takes them, or memory is given back when much is free."""
         self._host.pop(number, None)
-        self._slots.pop(number, None)
+        self._sizes.pop(number, None)
+        self._copies.pop(number, None)
+        self._thin.discard(number)
+        self._hot.forget(number)
         self.residency.forget(number)
-        if self.capacity - len(self._slots) > len(self._slots) // _SPARE:
-            self._resize(len(self._slots))
+        self.pools.drop(number)
 
     def cost(self, weights: Weights) -> int:
-        """Return the bytes of a slot."""
-        dense = (t for part in weights for t in part.values() if not isinstance(t, LowRankMatrix))
-        return n_bytes(list(dense)) + merged_size(weights)
+        """Return the bytes that weights would take."""
+        return self._form(weights).nbytes
 
     def bytes_of(self, number: int) -> int:
-        """Return the bytes of a slot."""
-        return self.unit
+        """Return the bytes of a task's weights, without a merged copy."""
+        return self._sizes.get(number, 0)
 
-    def set_room(self, room: int | None) -> None:
-        """Change how many slots there may be."""
-        self.room = room
-        limit = self.limit = None if room is None else room // max(self.unit, 1)
-        if limit is not None and limit < self.capacity:
-            for number in self.residency.shrink(limit):
-                del self._slots[number]
-            self._resize(limit)
+    def has_factors(self, number: int) -> bool:
+        """Return whether a task's weights are changes of the base's."""
+        return number in self._thin
 
-    def layers(self, numbers: Sequence[int]) -> tuple[list[int], Iterator[Layer]]:
-        """Return the slots of these tasks and the stacks, layer by layer. Inside `turn`.
-
-        Weights that are not on the device are copied on a side stream, in the order of layers; each layer waits only
-        for its own.
-        """
-        change = self.residency.admit(numbers, self.limit)
-        for number in change.leave:
-            del self._slots[number]
-        if not change.enter:
-            return [self._slots[n] for n in numbers], iter(self._stacks)
-        self._reserve(change.enter)
-        return [self._slots[n] for n in numbers], self._arriving(self._fetch(change.enter))
-
-    @property
-    def capacity(self) -> int:
-        """Number of slots."""
-        return len(next(iter(self._stacks[0].values()))) if self._stacks else 0
+    def merged_bytes(self, number: int) -> int:
+        """Return the bytes of a task's merged copy; 0 for none."""
+        return self._copies.get(number, 0)
 
     def device_bytes(self) -> int:
-        """Return the bytes of all slots, including free ones."""
-        return self.capacity * self.unit
+        """Return the bytes of everything on the device, free slots and rows included."""
+        return self.pools.nbytes
 
     def host_bytes(self) -> int:
         """Return the bytes of the host's copies."""
-        return len(self._host) * self.unit
+        return sum(form.nbytes for form in self._host.values())
 
-    def _fetch(self, numbers: Iterable[int]) -> list[Any]:
-        """Start copying; return one event for each layer, None on a CPU, where copies are made at once."""
+    def set_room(self, room: int | None) -> None:
+        """Change how many bytes there may be."""
+        self.room = room
+        if room is None:
+            return
+        self._make_room(0)
+        for number in self.residency.shrink(max(0, room - self.pools.fixed_bytes)):
+            self.pools.drop(number, shrink=False)
+        if self.pools.nbytes > room:
+            self.pools.tighten()
+
+    def layers(self, numbers: Sequence[int], grouped: bool = True) -> tuple[list[Slot], Iterator[Layer]]:
+        """Return the places of these tasks and the weights, layer by layer. Inside `turn`.
+
+        Weights that are not on the device are copied on a side stream, in the order of layers; each layer waits only
+        for its own.
+
+        Args:
+            numbers: of tasks.
+            grouped: whether the call runs the kernels of many tasks; otherwise, where tasks have factors, a layer has
+                one matrix for each of ``numbers``, in their order.
+        """
+        events = self._enter(numbers)
+        self._hot.use(n for n in numbers if n in self._thin)
+        whole = all(n in self.pools.whole.slots for n in numbers)
+        layers: Any
+        if whole:
+            slots, layers = [Slot.whole(self.pools.whole.slots[n]) for n in numbers], self.pools.of_whole()
+        elif grouped:
+            slots, layers = self.pools.of_call(numbers)
+        else:
+            found = [self.pools.matrices(n) for n in numbers]
+            slots = [Slot.whole(i) for i in range(len(numbers))]
+            layers = [{key: [task[i][key] for task in found] for key in part} for i, part in enumerate(found[0])]
+        return slots, iter(layers) if not events else _arriving(layers, events)
+
+    def merge_hot(self, numbers: Sequence[int]) -> None:
+        """Make a merged copy of one of these tasks, if it is used often and there is room. Inside `turn`."""
+        called = [n for n in numbers if n in self._thin and n in self.residency]
+        if self.room is None or not called:
+            return
+        size = self.pools.merged_unit
+        base = 0 if self._copies or self.pools.whole.slots else size  # the base's own slot beside the first
+        most = (self.room - self.pools.used_bytes + sum(self._copies.values()) - base) // size
+        number, colder = self._hot.choose(called, self._copies.keys(), max(0, most))
+        if number is None:
+            return
+        if colder is not None:
+            self._unmerge(colder)
+        if self.pools.nbytes + base + size > self.room:
+            self.pools.tighten()
+        self.pools.merge(number)
+        self._copies[number] = size
+
+    def _form(self, weights: Weights) -> _Form:
+        if is_thin(weights) and self.pools.set_base(weights):
+            return self.pools.thin_form(weights)
+        return whole_form(weights)
+
+    def _enter(self, numbers: Sequence[int]) -> list[Any]:
+        """Bring tasks onto the device; return one event for each layer, none where nothing is left to wait for."""
+        coming = [self._host[n] for n in numbers if n not in self.residency]
+        base, room = self.pools.base_bytes(coming), None
+        if self.room is not None:
+            room = max(0, self.room - self.pools.fixed_bytes - base)
+        change = self.residency.admit(numbers, room, self._sizes)
+        for number in change.leave:
+            self._copies.pop(number, None)
+            self.pools.drop(number, shrink=False)
+        if not change.enter:
+            return []
+        forms = [self._host[n] for n in change.enter]
+        self._make_room(base + sum(form.nbytes for form in forms))
+        self.pools.reserve(change.enter, forms, exact=True)
         if self._side is None:
-            for i in range(len(self._stacks)):
-                for number in numbers:
-                    self._write(i, number, self._host[number])
-            return [None] * len(self._stacks)
-        self._side.wait_stream(torch.cuda.current_stream())  # who had the slots before is done with them
+            for i in range(self.pools.depth):
+                for number, form in zip(change.enter, forms, strict=True):
+                    self.pools.write(i, number, form)
+            return []
+        self._side.wait_stream(torch.cuda.current_stream())  # who had the places before is done with them
         events = []
         with torch.cuda.stream(self._side):
-            for i in range(len(self._stacks)):
-                for number in numbers:
-                    self._write(i, number, self._host[number])
+            for i in range(self.pools.depth):
+                for number, form in zip(change.enter, forms, strict=True):
+                    self.pools.write(i, number, form)
                 events.append(self._side.record_event())
         return events
 
-    def _arriving(self, events: Sequence[Any]) -> Iterator[Layer]:
-        for stack, event in zip(self._stacks, events, strict=True):
-            if event is not None:
-                torch.cuda.current_stream().wait_event(event)
-            yield stack
+    def _make_room(self, size: int) -> None:
+        """Drop merged copies of the least used tasks, and give free memory back, until so many bytes more fit."""
+        if self.room is None:
+            return
+        while self._copies and self.pools.used_bytes + size > self.room:
+            self._unmerge(min(self._copies, key=self._hot.score))
+        if self.pools.nbytes + size > self.room:
+            self.pools.tighten()
 
-    def _write(self, layer: int, number: int, weights: Sequence[Mapping[str, Tensor]]) -> None:
-        for key, stack in self._stacks[layer].items():
-            stack[self._slots[number]].copy_(weights[layer][key], non_blocking=True)
+    def _unmerge(self, number: int) -> None:
+        del self._copies[number]
+        self.pools.drop_whole(number, shrink=False)
 
-    def _reserve(self, numbers: Iterable[int]) -> None:
-        """Give each number a free slot, from larger stacks if there are too few."""
-        wanted = [n for n in numbers if n not in self._slots]
-        needed = len(self._slots) + len(wanted)
-        if needed > self.capacity:
-            larger = needed + (self.capacity // _SPARE if needed > _SPARE * 2 else 0)
-            self._resize(larger if self.limit is None else min(larger, self.limit))
-        free = sorted(set(range(self.capacity)) - set(self._slots.values()))
-        self._slots.update(zip(wanted, free, strict=False))
 
-    def _resize(self, capacity: int) -> None:
-        """Copy the slots in use to stacks of another size, one tensor after the other."""
-        self.generation += 1
-        order = sorted(self._slots, key=self._slots.__getitem__)
-        used = torch.tensor([self._slots[n] for n in order], dtype=torch.int64, device=self.device)
-        for part in self._stacks:
-            for key, old in part.items():
-                new = old.new_zeros(capacity, *old.shape[1:])
-                new[: len(order)] = old[used]
-                part[key] = new
-                if self._side is not None:  # its memory is of another stream perhaps, which knows nothing of this one
-                    old.record_stream(torch.cuda.current_stream())
-        self._slots = {number: slot for slot, number in enumerate(order)}
+def _arriving(layers: Iterable[Layer], events: Sequence[Any]) -> Iterator[Layer]:
+    for layer, event in zip(layers, events, strict=True):
+        torch.cuda.current_stream().wait_event(event)
+        yield layer
+
+
+def numbered(slots: Sequence[Slot], numbers: Sequence[int]) -> Mapping[int, Slot]:
+    """Return the slot of each number."""
+    return dict(zip(numbers, slots, strict=True))

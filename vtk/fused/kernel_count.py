@@ -76,7 +76,7 @@ class Counting(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         namespace, _, name = func._schema.name.partition("::")
         tensors = [leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf)]
-        if namespace == "prim" or func.is_view or name in _FREE or not tensors:
+        if namespace == "prim" or func.is_view or name in _FREE or not (tensors or func._schema.is_mutable):
             return result
         self.counts[name] += LAUNCHES[name] if namespace == "vtk_kernels" else 1
         tensors += [leaf for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)]

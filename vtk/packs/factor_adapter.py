@@ -7,7 +7,6 @@ the adapter's ``r``; ``rank_pattern`` and ``alpha_pattern`` name the others. Bia
 (``bias="lora_only"``), other modules that changed are ``modules_to_save``.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class FactorAdapter:
             targets: expression for exactly the modules with factors.
             names: of all modules of the model.
         """
-        pairs = {module: (f.rank, _alpha(f)) for module, f in self.factors.items()}
+        pairs = {module: (f.rank, _alpha(f)[0]) for module, f in self.factors.items()}
         r, alpha = Counter(pairs.values()).most_common(1)[0][0]
         return peft.LoraConfig(
             r=r, lora_alpha=alpha, target_modules=targets, inference_mode=True,
@@ -69,9 +68,8 @@ class FactorAdapter:
         """Return the tensors of the adapter's file; ``state`` is the model's, merged."""
         found: dict[str, Tensor] = {}
         for module, change in self.factors.items():
-            a, b = change.matrices()
-            if _alpha(change) / change.rank != change.scale:
-                b = b * (change.scale / (_alpha(change) / change.rank))
+            (a, b), rest = change.matrices(), _alpha(change)[1]
+            b = b if rest == 1 else b * rest
             found |= {f"{PREFIX}{module}.lora_A.weight": a, f"{PREFIX}{module}.lora_B.weight": b}
             if self.biases and f"{module}.bias" in state:
                 found[f"{PREFIX}{module}.base_layer.bias"] = state[f"{module}.bias"]
@@ -114,14 +112,14 @@ def describe(
     return FactorAdapter(own, biases, tuple(sorted((moved | set(heads)) - own.keys())))
 
 
-def _alpha(change: Factors) -> float | int:
-    """Return α with α / r = scale in floating point, where there is one; r where it would be out of range."""
+def _alpha(change: Factors) -> tuple[float | int, float]:
+    """Return α with α / r = scale, and a factor for B: 1, or the scale where α would be out of range."""
     rank, scale = change.rank, change.scale
     product = scale * rank
     if not 0 < abs(product) <= _LARGEST:
-        return rank
-    near = (round(product), product, math.nextafter(product, 0.0), math.nextafter(product, math.inf))
-    return next((alpha for alpha in near if alpha / rank == scale), product)
+        return rank, scale
+    whole = round(product)
+    return (whole if whole / rank == scale else product), 1.0
 
 
 def _to_save(module: str, names: Iterable[str]) -> str:

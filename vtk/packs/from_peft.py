@@ -109,6 +109,10 @@ def _read_config(adapter: Path) -> dict[str, Any]:
     return config
 
 
+_LOST = {"lora_ga": "LoRA-GA", "corda": "CorDA"}
+"""Initialisations of LoRA that also change the base, by products that follow from data and are not in the file."""
+
+
 def _check_kind(peft: Any, adapter: Path, config: Mapping[str, Any]) -> str:
     """Return the name of the adapter's tuner."""
     kind = config.get("peft_type")
@@ -117,6 +121,13 @@ def _check_kind(peft: Any, adapter: Path, config: Mapping[str, Any]) -> str:
     if kind not in [member.value for member in peft.PeftType]:
         raise DataError(
             f"{adapter / CONFIG}: the installed PEFT {peft.__version__} has no tuner {kind[:60]!r}; upgrade peft"
+        )
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and (name := _LOST.get(start.lower())):
+        raise DataError(
+            f"{adapter} is of {name}, whose start changed the base by a product that the file does not hold; save it "
+            "as plain LoRA, with path_initial_model_for_weight_conversion of PEFT's save_pretrained; or, where --base "
+            f"is the changed one, set `init_lora_weights` in {CONFIG} to true"
         )
     if not (adapter / WEIGHTS).is_file() and (adapter / "adapter_model.bin").is_file():
         raise DataError(

@@ -23,7 +23,7 @@ _ROUNDING = 2e-6
 
 
 def run_factors(created: Created, lora: Lora, state: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """Return the changes that a run made, by timm's names; none of matrices that the base does not have.
+    """Return the changes that a run made, by timm's names; none of matrices that are not in its base.
 
     Args:
         created: the run's model.
@@ -34,13 +34,13 @@ def run_factors(created: Created, lora: Lora, state: Mapping[str, Tensor]) -> di
     for module in lora.modules:
         a, b = (state[name].detach().contiguous() for name in lora.factors(module))
         name, change = f"{module}.weight", Factors(a, b, lora.scaling)
-        if _fits(change) and created.key_map.get(name) is not None:
+        if _fits(change) and created.key_map.get(name) in created.base.hashes:
             found[name] = change
     return found and {**found, **unchanged_tables(created, state)}
 
 
 def layer_factors(created: Created, wrapped: nn.Module) -> dict[str, Factors]:
-    """Return the changes that an adapter makes, by timm's names; none of matrices that the base does not have.
+    """Return the changes that an adapter makes, by timm's names; none of matrices that are not in its base.
 
     Args:
         created: the model without it.
@@ -48,7 +48,7 @@ def layer_factors(created: Created, wrapped: nn.Module) -> dict[str, Factors]:
     """
     found, start = {}, created.model.state_dict()
     for name, change, base in _products(wrapped):
-        if created.key_map.get(name) is not None and start[name].shape == base.shape == (
+        if created.key_map.get(name) in created.base.hashes and start[name].shape == base.shape == (
             len(change.b),
             change.a.shape[-1],
         ):
@@ -100,7 +100,7 @@ def _products(wrapped: nn.Module) -> Iterator[tuple[str, Factors, Tensor]]:
         (adapter,) = layer.active_adapters
         leaf = getattr(layer, "parameter_name", "weight")  # of a layer that LoraConfig.target_parameters names
         plain = type(layer) is Linear or hasattr(layer, "parameter_name")
-        if adapter not in layer.lora_A or adapter in getattr(layer, "lora_variant", {}):
+        if adapter not in layer.lora_A:
             continue
         a, b, scale = layer.lora_A[adapter], layer.lora_B[adapter], layer.scaling[adapter]
         if isinstance(layer, SVDLinear):

@@ -27,10 +27,9 @@ def merge_adapter(
     """Return the state dict of the model with the adapter merged into it by PEFT, and the changes that are low-rank."""
     where, images = f"{adapter} ({kind})", random_images(spec)
     own = created.model.state_dict()
-    plain = copy.deepcopy(created.model).eval()
-    separate_qkv_bias(plain)
+    plain = _separate(created)
     try:
-        wrapped = put_adapter(peft, plain, adapter)
+        wrapped = _put(peft, plain, adapter, seed=0)
         held = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     except Exception as error:  # PEFT raises many kinds for an adapter of another model, and not all on purpose
         raise DataError(
@@ -44,6 +43,11 @@ def merge_adapter(
         raise DataError(f"{where} holds numbers that are not finite; its training went wrong")
     if wrong := sorted(k for k, v in tensors.items() if not torch.equal(v.float(), held[k].float())):
         raise DataError(f"{where}: PEFT did not take `{wrong[0]}` as the file has it; save the adapter again with PEFT")
+    if not _same_bits(wrapped, _put(peft, _separate(created), adapter, seed=1)):
+        raise DataError(
+            f"{where} starts from random numbers that it does not hold, so PEFT makes another model of it each time; "
+            "save it as plain LoRA, with path_initial_model_for_weight_conversion of PEFT's save_pretrained"
+        )
     try:
         with torch.inference_mode():
             wanted = wrapped(images)
@@ -61,6 +65,25 @@ def merge_adapter(
             f"{where}: merged by PEFT the logits differ by {worst:.1e} from those with the adapter; nothing was written"
         )
     return state, confirmed(created, changes, state)
+
+
+def _separate(created: Created) -> nn.Module:
+    plain = copy.deepcopy(created.model).eval()
+    separate_qkv_bias(plain)
+    return plain
+
+
+def _put(peft: Any, plain: nn.Module, adapter: Path, *, seed: int) -> Any:
+    """Put an adapter on a model, in place; some kinds draw random numbers first."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return put_adapter(peft, plain, adapter)
+
+
+def _same_bits(model: nn.Module, other: nn.Module) -> bool:
+    """Return whether two models have the same tensors; those that PEFT restores from the file are alike anyway."""
+    first, second = model.state_dict(), other.state_dict()
+    return all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

@@ -10,6 +10,8 @@ from vtk.options.shared import Base, Out, Overwrite, ProfileSizes, VerifyDataOf
 from vtk_export.options import GraphConfig
 from vtk_export.targets import check_caps
 
+FactorType = Annotated[Literal["fp16", "fp32"], Option("type of the factors of --form factors", "format")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TasksConfig(GraphConfig):
@@ -28,7 +30,7 @@ class TasksConfig(GraphConfig):
             often=True,
         ),
     ] = "files"
-    factor_dtype: Annotated[Literal["fp16", "fp32"], Option("type of the factors of --form factors", "format")] = "fp16"
+    factor_dtype: FactorType = "fp16"
     data: VerifyDataOf = ()
     profile: ProfileSizes = ()
     overwrite: Overwrite = False

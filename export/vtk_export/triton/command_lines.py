@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vtk_export.triton.pbtxt import messages
 from vtk_export.triton.served_by import Server
 
 
@@ -36,8 +37,10 @@ def command_lines(
     for entry in config.input:
         if -1 in entry.dims:
             test += f" --shape {entry.name}:{','.join(map(str, dims))}"
-    if any(entry.name == "task" for entry in config.input):
-        test += f" --string-data {shlex.quote(tasks[0])}"
+    for entry in config.input:
+        if entry.name == "task":  # numbers at random would be of no task
+            named = entry.data_type == messages().DataType.Value("TYPE_STRING")
+            test += f" --string-data {shlex.quote(tasks[0])}" if named else " --input-data zero"
     lines.append(test)
     client = shlex.quote(str(repo / (ensemble or config.name) / "client.py"))
     task = f" --task {shlex.quote(tasks[0])}" if len(tasks) > 1 else ""

@@ -29,6 +29,7 @@ from vtk.options.shared import (
 from vtk_export.onnx.config import derive
 from vtk_export.options import RunTime
 from vtk_export.targets import Target, parse_target
+from vtk_export.tasks.config import FactorType
 from vtk_export.triton.config_checks import check_backend, check_batches, check_target
 
 Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
@@ -87,6 +88,15 @@ class TritonConfig(Config):
         Path | None, Option("tensorrt: folder of `vtk export tensorrt` with an engine for the server's GPU")
     ] = None
     max_batch_size: Annotated[int, Option("largest batch of the server", often=True, least=1)] = 32
+    form: Annotated[
+        Literal["auto", "files", "factors"],
+        Option(
+            "python: a graph per task, or one that takes their factors; auto: factors, if all packs hold them",
+            "format",
+            often=True,
+        ),
+    ] = "auto"
+    factor_dtype: FactorType = "fp16"
     static_batch: StaticBatch = None
     max_queue_delay_us: Annotated[
         int, Option("longest wait of a request for others to share its batch, in microseconds", least=0)
@@ -156,9 +166,14 @@ class TritonCommand(TritonConfig):
         return self.update or bool(self.remove)
 
     @property
+    def models(self) -> bool:
+        """Whether each source is a model of its own."""
+        return self.server in ("onnxruntime", "tensorrt") and self.form != "factors"
+
+    @property
     def several(self) -> bool:
         """Whether the model is one of several tasks."""
-        return self.changes or len(self.sources) > 1
+        return self.changes or self.form == "factors" or len(self.sources) > 1
 
     def onnx_options(self, out: Path, data: Path | None = None, *, with_preproc: bool = False) -> dict[str, Any]:
         """Return the options of an ONNX file that differ from these, for `vtk_export.onnx.config.derive`.
@@ -188,7 +203,7 @@ class TritonCommand(TritonConfig):
         check_backend(self)
         check_target(self)
         check_batches(self)
-        if self.name is not None and self.server in ("onnxruntime", "tensorrt") and len(self.sources) > 1:
+        if self.name is not None and self.models and len(self.sources) > 1:
             raise UsageError(
                 f"`--name` {self.name} names one model, but {len(self.sources)} sources were given; give NAME=SOURCE"
             )

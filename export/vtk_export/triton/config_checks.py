@@ -17,6 +17,8 @@ _BANK = "a bank runs packs in torch, without a graph"
 _SEVERAL = "several packs share their weights in fp32"
 _CPU = "it runs on the CPU, where ONNX Runtime has no arithmetic in 16 bits"
 _PACKS = "the model is that of the packs"
+_JOINS = "it joins the requests of its tasks"
+_FORMS = "a form is one of ONNX files, in the back-ends python and onnxruntime"
 
 Reasons = dict[str, object]
 """Flag to the reason why a back-end does not take it; False, None or "" where the flag was not given."""
@@ -60,7 +62,7 @@ def check_backend(config: "TritonCommand") -> None:
     if config.server != "onnxruntime" and config.ensemble is False:
         why["--no-ensemble"] = "its graph takes normalised tensors"
     in_graph = config.server == "onnxruntime" and not config.ensemble
-    if config.changes and config.server not in ("python", "vtk"):
+    if config.changes and config.models:
         flag = "--update" if config.update else "--remove"
         raise UsageError(f"`{flag}` changes the tasks of one model, and --backend {config.server} has a model for "
                          "each; export or delete that, or use --backend vtk")  # fmt: skip
@@ -72,6 +74,9 @@ def check_backend(config: "TritonCommand") -> None:
             "--no-pretrained": not config.pretrained and _PACKS, "--num-classes": config.num_classes and _PACKS,
             "--img-size": config.img_size and _PACKS,
         }  # fmt: skip
+    for flag, reason in _factors(config).items():
+        if reason:
+            raise UsageError(f"`{flag}` is not for --form {config.form}: {reason}; leave it out")
     for flag, reason in why.items():
         if reason:
             other = "tensorrt" if flag == "--engine" else "onnxruntime"
@@ -107,10 +112,33 @@ def _onnxruntime(config: "TritonCommand") -> Reasons:
     return {"--engine": config.engine and "it runs ONNX files"}
 
 
+def _factors(config: "TritonCommand") -> Reasons:
+    """Return the flags that do not go with one graph of factors for all tasks."""
+    if config.form == "auto":
+        return {}
+    why: Reasons = {f"--backend {config.server}": config.server not in ("python", "onnxruntime") and _FORMS}
+    if config.form == "factors":
+        why |= {
+            "--profile": bool(config.profile) and "it measures files that take images alone",
+            "--fuse": bool(config.fuse) and "weights of many tasks cannot be folded",
+            "--unverified": config.unverified and "its graph is always verified",
+            f"--int8 {config.int8}": config.int8 and _SEVERAL,
+            f"--dtype {config.dtype}": config.dtype not in ("auto", "fp32") and _SEVERAL,
+            "--keep-io-types": config.keep_io_types and "its inputs and outputs are fp32 anyway",
+            "--static-batch": config.static_batch and _JOINS,
+        }
+        if config.server == "onnxruntime":
+            why |= {
+                "--softmax": config.softmax and "its tasks have different numbers of classes",
+                "--with-preproc": config.with_preproc and "the preprocessing step knows tasks by name, not by number",
+            }
+    return why
+
+
 def _python(config: "TritonCommand") -> Reasons:
     several = config.several
     return {
-        "--static-batch": config.static_batch and "it joins the requests of its tasks",
+        "--static-batch": config.static_batch and _JOINS,
         "--keep-io-types": config.keep_io_types and "its inputs and outputs are fp32 anyway",
         f"--dtype {config.dtype}": config.dtype not in ("auto", "fp32") and _CPU,
         "--server-device gpu": config.server_device == "gpu" and "it runs on the CPU",

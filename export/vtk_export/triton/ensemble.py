@@ -15,6 +15,7 @@ from vtk.errors import UsageError
 from vtk.formats import read_json, write_json
 from vtk_export.graph.preproc import check_preproc
 from vtk_export.triton.ensemble_config import build_ensemble, build_preprocess, raw_slot, step_names
+from vtk_export.triton.factor_models import takes_factors
 from vtk_export.triton.files import same_code, write_code, write_model_files
 from vtk_export.triton.models import fill
 from vtk_export.triton.order import ModelContent, Order
@@ -129,7 +130,7 @@ def _write_preprocess(step: Draft, order: Order, content: ModelContent, name: st
     if step.old.config == message:
         if same_code(last, "preprocess") and earlier == specs:
             step.keep()
-        elif order.config.server == "vtk":
+        elif order.config.server == "vtk" or takes_factors(order):
             step.reuse()  # follows its index, as the bank does
     return message
 

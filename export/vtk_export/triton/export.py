@@ -121,11 +121,11 @@ def export_triton(
     source_options = {name: value for name, value in opening.items() if name in TritonCommand.__dataclass_fields__}
     config = TritonCommand(sources=tuple(texts), **{**values, **({} if len(held) == len(texts) else source_options)})
     named = named_packs(config.sources)
-    if held and config.server not in ("onnxruntime", "tensorrt"):
+    if held and not config.models:
         raise UsageError(f"`--backend` {config.server} takes packs from their files; give paths, or another back-end")
     opening.setdefault("seed", config.seed)
     folders = folders_of(config.data, list(named))
-    if config.server in ("onnxruntime", "tensorrt"):
+    if config.models:
         if len(named) > 1:
             console.say(
                 f"{len(named)} models, each with its own copy of all weights; --backend python or vtk share them"

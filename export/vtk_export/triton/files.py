@@ -26,6 +26,7 @@ def _same(*names: str) -> dict[str, str]:
 
 _CODE = {
     "python": {"tasks_model.py": "model.py", **_same("vtk_rows.py", "vtk_counters.py", "vtk_prepack.py")},
+    "factors": {"factors_model.py": "model.py", **_same(*_LIVE, "vtk_factors.py")},
     "vtk": {"bank_model.py": "model.py", **_same(*_LIVE)},
     "preprocess": {"preprocess_model.py": "model.py", **_same("vtk_rows.py", "vtk_index.py", "vtk_images.py")},
 }
@@ -81,11 +82,14 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
     kind = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
     image = next(entry for name in IMAGES for entry in config.input if entry.name == name)
     datatype = kind[image.data_type].name.removeprefix("TYPE_")
+    numbered = any(kind[entry.data_type].name == "TYPE_INT32" for entry in config.input if entry.name == "task")
+    numbers = {"task_numbers": {name: i for i, name in enumerate(cards)}} if numbered else {}
     about = {
         "model": config.name,
         "input": image.name,
         "datatype": "BYTES" if datatype == "STRING" else datatype,
         "has_task": "task" in names,
+        **numbers,
         "static_batch": 0 if config.max_batch_size else image.dims[0],
         "outputs": list(outputs),
         "tasks": {name: _task(card) for name, card in cards.items()},
@@ -97,7 +101,7 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
     if any(entry.label_filename for entry in config.output):
         text = label_lines(next(iter(cards.values())).classes)
         (folder / LABELS).write_bytes(text.encode("utf-8", "surrogateescape"))
-    if "task" in names and config.model_warmup:
+    if "task" in names and config.model_warmup and not numbered:
         task = next(iter(cards)).encode()
         (folder / "warmup").mkdir()
         (folder / "warmup" / WARMUP_TASK).write_bytes(len(task).to_bytes(4, "little") + task)

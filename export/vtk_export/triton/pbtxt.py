@@ -46,12 +46,14 @@ class Slot:
         type: the server's name of it, such as ``TYPE_FP32``.
         dims: without the batch where the server batches, else with it; -1 for any.
         labels: whether the label file is of it.
+        scalar: the model has one number an image, and clients send (1,), since a config's dims are never empty.
     """
 
     name: str
     type: str
     dims: tuple[int, ...]
     labels: bool = False
+    scalar: bool = False
 
 
 def add_output(message: Any, slot: Slot) -> None:
@@ -62,6 +64,8 @@ def add_output(message: Any, slot: Slot) -> None:
     classified = slot.labels and slot.type in CLASSIFIED and message.max_batch_size > 0
     message.output.add(name=slot.name, data_type=messages().DataType.Value(slot.type), dims=slot.dims,
                     label_filename=LABELS if classified else "")  # fmt: skip
+    if slot.scalar:
+        message.output[-1].reshape.SetInParent()
 
 
 def messages() -> Any:
@@ -99,7 +103,7 @@ def graph_slots(path: Path, *, labels: str | None, free: Sequence[str] = ()) -> 
                 "describe"
             )
         sides = tuple(-1 if side is None else side for side in dims)
-        return Slot(value.name, TYPES[kind], sides, labels=value.name == labels)
+        return Slot(value.name, TYPES[kind], sides or (1,), labels=value.name == labels, scalar=not sides)
 
     return [slot(v) for v in graph.input], [slot(v) for v in graph.output], batched
 
@@ -161,6 +165,8 @@ def build(
     message.version_policy.latest.num_versions = 1
     for slot in inputs:
         message.input.add(name=slot.name, data_type=pb.DataType.Value(slot.type), dims=slot.dims)
+        if slot.scalar:
+            message.input[-1].reshape.SetInParent()
     for slot in outputs:
         add_output(message, slot)
     if most > 1:

@@ -88,7 +88,12 @@ def _remarks(about: Mapping[str, Any], message: Any) -> str:
     lines = []
     names = [entry.name for entry in message.input]
     if about["has_task"]:
-        lines.append("`task` is the task name of each image; a request may mix images of several tasks.")
+        if "task_numbers" in about:
+            lines.append("`task` is the number of each image's task, by `task_numbers` of client.json; a request may "
+                         "mix images of several tasks. A number that no task has gives NaN, and 0 as `num_classes`. "
+                         "Logits beyond a task's own classes are the lowest fp32 number.")  # fmt: skip
+        else:
+            lines.append("`task` is the task name of each image; a request may mix images of several tasks.")
     if "encoded" in names:
         lines.append("A request has either `encoded`, whole files such as JPEG and PNG, or `images`, decoded and all "
                      "of the same size.")  # fmt: skip
@@ -103,7 +108,12 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
     first = next(iter(cards))
     parts = [
         "import json\n\nimport numpy as np\nimport tritonclient.http\n\n"
-        'with open("client.json", encoding="utf-8") as file:\n    tasks = json.load(file)["tasks"]'
+        'with open("client.json", encoding="utf-8") as file:\n    '
+        + (
+            'about = json.load(file)\ntasks = about["tasks"]'
+            if "task_numbers" in about
+            else 'tasks = json.load(file)["tasks"]'
+        )
     ]
     parts.append(f"{_READ}\n\n\nprepare = dict.fromkeys(tasks, prepare_file)" if source == "encoded"
                  else preparations(cards, raw=source == "images"))  # fmt: skip
@@ -119,9 +129,13 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
         "    inputs[0].set_data_from_numpy(images)",
     ]
     if about["has_task"]:
+        kind, value = (
+            ("INT32", '[[about["task_numbers"][task]]] * len(images), np.int32') if "task_numbers" in about
+            else ("BYTES", "[[task.encode()]] * len(images), np.object_")
+        )  # fmt: skip
         lines += [
-            '    inputs.append(tritonclient.http.InferInput("task", [len(images), 1], "BYTES"))',
-            "    inputs[1].set_data_from_numpy(np.array([[task.encode()]] * len(images), np.object_))",
+            f'    inputs.append(tritonclient.http.InferInput("task", [len(images), 1], "{kind}"))',
+            f"    inputs[1].set_data_from_numpy(np.array({value}))",
         ]
     lines += [
         f"    wanted = [tritonclient.http.InferRequestedOutput(name) for name in {list(outputs)}]",

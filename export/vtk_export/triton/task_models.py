@@ -43,8 +43,8 @@ def fill_tasks(draft: Draft, order: Order) -> ModelContent:
         cards = {n: Card.from_dict(read_json(draft.at / entries[n]["card"]), draft.at) for n in entries}
     _note_digests(draft.at)
     write_code(draft.at, "python")
-    inputs, outputs = _slots(cards, max(len(card.classes) for card in cards.values()), config)
-    message = build(order.name, config, inputs, outputs, parameters=_parameters(config), warm=image_dims(cards),
+    inputs, outputs = slots_of(cards, max(len(card.classes) for card in cards.values()), config)
+    message = build(order.name, config, inputs, outputs, parameters=parameters_of(config), warm=image_dims(cards),
                     part_of=order.part_of)  # fmt: skip
     graph = draft.at / ("model.onnx" if len(order.named) == 1 else f"{first}.onnx")
     served = serve_python(sorted(draft.at.glob("*.onnx")), config.runtime)
@@ -59,8 +59,8 @@ def fill_bank(draft: Draft, order: Order) -> ModelContent:
     earlier = last if last is not None and same_code(last, "vtk") else None
     packed = write_packs(order.named, draft.at, config, order.folders, earlier=earlier, show=order.show)
     write_code(draft.at, "vtk")
-    inputs, outputs = _slots(packed.cards, None, config)
-    parameters = _parameters(config) | {"dtype": config.dtype}
+    inputs, outputs = slots_of(packed.cards, None, config)
+    parameters = parameters_of(config) | {"dtype": config.dtype}
     message = build(order.name, config, inputs, outputs, parameters=parameters, warm=image_dims(packed.cards),
                     part_of=order.part_of)  # fmt: skip
     # what runs follows an index of this format, whichever its code
@@ -86,7 +86,12 @@ def _index_of_one(task: str, card: Card) -> dict[str, Any]:
     return {"format": 1, "tasks": {task: entry}, "session_options": {}}
 
 
-def _slots(cards: Mapping[str, Card], width: int | None, config: TritonCommand) -> tuple[list[Slot], list[Slot]]:
+def slots_of(cards: Mapping[str, Card], width: int | None, config: TritonCommand) -> tuple[list[Slot], list[Slot]]:
+    """Return inputs and outputs of a model of several tasks; ``width`` is None where tasks may come later.
+
+    Raises:
+        UsageError: a task of which an image may have several labels.
+    """
     several = [name for name, card in cards.items() if card.multi_label]
     if several:
         raise UsageError(
@@ -97,6 +102,7 @@ def _slots(cards: Mapping[str, Card], width: int | None, config: TritonCommand) 
     return task_slots(sizes, width, softmax=config.softmax)
 
 
-def _parameters(config: TritonCommand) -> dict[str, str]:
+def parameters_of(config: TritonCommand) -> dict[str, str]:
+    """Return the parameters of a model in Python."""
     threads = {} if config.server_threads is None else {"threads": str(config.server_threads)}
     return threads | ({"softmax": "1"} if config.softmax else {})

@@ -9,7 +9,7 @@ import torch
 
 import vtk.bank.forward as fused
 import vtk.bank.fused_calls as fused_calls
-from vtk.bank import TaskBank, launches
+from vtk.bank import TaskBank, grouped_weights, launches
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.folded import fold
 from vtk.bank.layout import Bucket
@@ -36,6 +36,24 @@ def test_kernels_of_sixteen_tasks_of_one_image(make_lab: Any) -> None:
     # the number of tasks does not matter, the number of widths of classifiers does: one more product each
     more = lab.bank({str(i): packs[0] for i in range(3)}, dtype=torch.bfloat16, kernels=True, fused=True)
     assert launches(more, {"0": 1, "1": 2, "2": 5}).total() == found[True].total() - 2  # no cat of logits either
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_factors_take_four_kernels_a_block_more_whatever_the_tasks(make_lab: Any, dtype: str) -> None:
+    lab = make_lab()
+    packs = [lab.factors(f"f{r}", ranks=ranks, seed=r, dtype=dtype) for r, ranks in enumerate(((2, 5, 1), (0, 3)))]
+    whole = [lab.pack("w0"), lab.pack("w1", seed=1)]
+
+    def count(chosen: list[Any]) -> Any:
+        bank = lab.bank({str(i): chosen[i % 2] for i in range(6)}, dtype=torch.bfloat16, kernels=True)
+        return launches(bank, {str(i): 1 for i in range(6)})
+
+    thin, plain = count(packs), count(whole)
+    assert thin["grouped_low_rank"] == 4 * 2, "of two blocks"
+    assert thin.total() - plain.total() == 4 * 2
+    assert thin["mm"] == plain["mm"] + 2 * 2 and thin["grouped_linear"] == 1, "one product for all rows"
+    mixed = count([packs[0], whole[0]])
+    assert mixed.total() == thin.total() and mixed["grouped_linear"] == plain["grouped_linear"]
 
 
 ENDS = {"patchify": 2, "_to_copy": 2, "cat": 1, "mm": 1, "index_select": 3, "context_broadcast": 1}
@@ -93,6 +111,35 @@ def test_the_kernels_themselves_with_padding(
     found = bank(images)
     for name, path in packs.items():
         wanted = lab.alone(path)(images[name].double())
+        assert (found[name].double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("form", ["separate", "epilogue"])
+@pytest.mark.parametrize("tasks", [("a", "b", "codes"), ("a", "whole"), ("codes",)], ids="-".join)
+def test_the_kernels_themselves_with_factors(
+    make_lab: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, tasks: tuple[str, ...], form: str
+) -> None:
+    if not tools.interpreting:
+        pytest.skip("kernels run on the card: test_gpu.py")
+    lab = make_lab(embed_dim=16, num_heads=1, depth=2, init_values=0.5)
+    packs = {
+        "a": lab.factors("a", ranks=(3, 0, 20), size=16, seed=1), "whole": lab.pack("whole", size=16, seed=3),
+        "b": lab.factors("b", ranks=(1, 2), size=(16, 8), seed=2), "codes": lab.factors("c", dtype="int8", size=16),
+    }  # fmt: skip
+    bank = lab.bank({n: packs[n] for n in tasks}, fused=True, kernels=True, dtype=torch.float32)
+    images = {n: x.float() for n, x in tools.random_batch(bank, {n: 1 + i for i, n in enumerate(tasks)}).items()}
+    started = []
+    for module in (fused, grouped_weights):
+        for name in ("grouped_linear", "grouped_low_rank", "low_rank_linear", "packed_attention", "add_norm"):
+            if hasattr(module, name):
+                kernel = partial(getattr(module, name), use_triton=True)
+                monkeypatch.setattr(module, name, lambda *a, k=kernel, n=name, **b: (started.append(n), k(*a, **b))[1])
+    monkeypatch.setattr(grouped_weights, "choose", lambda *_: form)
+    found = bank(images)
+    one = form == "epilogue" and len(tasks) == 1  # one type of factors, and no task of whole matrices
+    assert set(started) >= ({"low_rank_linear"} if one else {"grouped_low_rank"})
+    for name in tasks:
+        wanted = lab.alone(packs[name])(images[name].double())
         assert (found[name].double() - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 

@@ -49,7 +49,7 @@ def test_memory_of_a_fused_bank(five: Any) -> None:
     assert memory.tasks["pets"].bytes - plain.memory().tasks["pets"].bytes == 8 * (table + head - before)
     assert memory.base_bytes < plain.memory().base_bytes
     state = bank._state
-    stacks = [t for part in bank._store._stacks for t in part.values()]
+    stacks = [t for part in bank._store.pools.whole.stacks for t in part.values()]
     storages = [t.untyped_storage() for t in (*state.shared.held(), *state.ends.tensors(), *stacks)]
     assert sum({s._cdata: s.nbytes() for s in storages}.values()) == memory.device_bytes
 

@@ -33,7 +33,7 @@ def test_tasks_of_one_size_share_tables(dinov3: Any, tools: Any, way: dict[str, 
     assert memory.tasks["c"].bytes - memory.tasks["a"].bytes == of_c
     if bank._state.ends is not None:
         assert len(bank._state.ends.table) == rows["a"] + rows["c"]
-        stacks = [t for part in bank._store._stacks for t in part.values()]
+        stacks = [t for part in bank._store.pools.whole.stacks for t in part.values()]
         tensors = (*bank._state.shared.held(), *bank._state.ends.tensors(), *before.tensors(), *stacks)
         assert sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values()) == (
             memory.device_bytes

@@ -1,4 +1,4 @@
-"""Intervals of proportions and of paired differences, against likelihoods maximised by SciPy and against enumeration."""
+"""Intervals of proportions and paired differences, against likelihoods maximised by SciPy and enumeration."""
 
 import math
 

@@ -98,9 +98,11 @@ def search(trial: Trial, held: HeldOut, before: Answers, rule: Rule, others: int
         )  # fmt: skip
         return rule.allows(found[rank])
 
-    small, large = 0, 1
+    small, large, full = 0, 1, max(min(change.shape) for change in trial.changes.values())
     while not allowed(large):
-        small, large = large, 2 * large
+        if large == full:
+            return tuple(found[rank] for rank in sorted(found))
+        small, large = large, min(2 * large, full)
     while large - small > 1:
         middle = (small + large) // 2
         small, large = (small, middle) if allowed(middle) else (middle, large)

@@ -39,8 +39,10 @@ def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, ta
     inputs = [client.InferInput(about["input"], list(images.shape), about["datatype"])]
     values = [images]
     if about["has_task"]:
-        inputs.append(client.InferInput("task", [len(images), 1], "BYTES"))
-        values.append(np.full((len(images), 1), task.encode("utf-8", "surrogateescape"), dtype=np.object_))
+        numbers = about.get("task_numbers")
+        inputs.append(client.InferInput("task", [len(images), 1], "INT32" if numbers else "BYTES"))
+        name: Any = task.encode("utf-8", "surrogateescape")
+        values.append(np.full((len(images), 1), *((numbers[task], np.int32) if numbers else (name, np.object_))))
     wanted = [client.InferRequestedOutput(name) for name in about["outputs"]]
     for entry, value in zip(inputs, values, strict=True):
         entry.set_data_from_numpy(value)

@@ -1,0 +1,174 @@
+"""Models of many tasks in one graph that takes their factors: in Python, and in ONNX Runtime with factors inside."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import timm
+import torch
+from google.protobuf import text_format
+from safetensors.torch import load_file, save_file
+from tritonclient.grpc import model_config_pb2
+
+from tests.export._fake_server import Load, request
+from vtk.__main__ import main
+from vtk.models.create import build_model
+from vtk.packs.synthetic import write_synthetic
+from vtk_export.triton.config import TritonConfig
+from vtk_export.triton.export import export_triton
+
+NAME, KWARGS, SIZE = "vit_tiny_patch16_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}, 32
+LOWEST = np.finfo(np.float32).min
+CLASSES = {"a": 3, "b": 5, "c": 2, "a2": 4}
+
+
+@dataclass
+class Packs:
+    """Packs of factors by name, of ranks from 0 to 7, and their base."""
+
+    folders: dict[str, Path]
+    base: Path
+
+    def logits(self, name: str, pixels: np.ndarray) -> np.ndarray:
+        """Those of timm's model with weights put together here: base + scale · b · a."""
+        folder, start = self.folders[name], load_file(self.base)
+        card, tensors = json.loads((folder / "task.json").read_text()), load_file(folder / "task.safetensors")
+        state = {**start, **{k: v for k, v in tensors.items() if ":" not in k}}
+        for key, fact in card["pack"]["factors"].items():
+            if fact["rank"]:
+                product = tensors[f"{key}:b"].double() @ tensors[f"{key}:a"].double()
+                state[key] = start[key].double() + fact["scale"] * product.view(start[key].shape)
+        model = timm.create_model(NAME, img_size=SIZE, num_classes=len(card["classes"]), **KWARGS).double().eval()
+        model.load_state_dict(state)
+        with torch.no_grad():
+            found: np.ndarray = model(torch.from_numpy(pixels).double()).numpy()
+        return found
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
+    root = tmp_path_factory.mktemp("factors")
+    torch.manual_seed(1)
+    save_file(timm.create_model(NAME, img_size=SIZE, **KWARGS).state_dict(), root / "base.safetensors")
+    folders = {}
+    for seed, (name, classes) in enumerate(CLASSES.items()):
+        start = build_model(
+            NAME, num_classes=classes, img_size=SIZE, weights=root / "base.safetensors", kwargs=dict(KWARGS)
+        )
+        folders[name] = write_synthetic(root / name, start, rank=[seed, 7 - seed, 2], seed=seed)
+    return Packs(folders, root / "base.safetensors")
+
+
+def export(packs: Packs, repo: Path, tasks: dict[str, str], **options: Any) -> Any:
+    config = TritonConfig(out=repo, **{"backend": "python", "name": "m", "factor_dtype": "fp32", **options})
+    named = {name: packs.folders[pack] for name, pack in tasks.items()}
+    return export_triton(named, config, show=False, base=packs.base).models[0]
+
+
+@pytest.fixture
+def served(packs: Packs, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A model of `a` and `b` as a server runs it."""
+    made = export(packs, tmp_path / "models", {"a": "a", "b": "b"})
+    assert (made.version, made.updated) == (1, False)
+    monkeypatch.setattr(sys.modules["vtk_watch"], "POLL_S", 0.02)
+    load("vtk_factors")
+    model = load("factors_model").TritonPythonModel()
+    model.initialize(
+        {"model_repository": str(tmp_path / "models" / "m"), "model_version": "1", "model_name": "m",
+         "model_config": json.dumps({"parameters": {"threads": {"string_value": "1"}}})}
+    )  # fmt: skip
+    yield model
+    model.finalize()
+    assert not model.watch.thread.is_alive()
+
+
+def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
+    packs: Packs, served: Any, tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).standard_normal((3, 3, SIZE, SIZE)).astype(np.float32)
+
+    def ask(*tasks: str) -> Any:
+        return served.execute([request(pixels[: len(tasks)], list(tasks))])[0]
+
+    def check(tasks: dict[str, str]) -> bool:
+        found = ask(*tasks)
+        if found.error is not None:
+            return False
+        for i, (row, pack) in enumerate(zip(found.found["logits"], tasks.values(), strict=True)):
+            wanted = packs.logits(pack, pixels[i : i + 1])[0]
+            if not np.abs(row[: len(wanted)] - wanted).max() <= 1e-4 * np.abs(wanted).max():
+                return False
+            assert (row[len(wanted) :] == LOWEST).all()
+        return True
+
+    def until(tasks: dict[str, str]) -> None:
+        limit = time.monotonic() + 30
+        while not check(tasks):
+            assert time.monotonic() < limit, str(ask(*tasks).error)
+            time.sleep(0.02)
+
+    assert check({"a": "a", "b": "b"}) and "unknown task 'c'" in str(ask("a", "c").error)
+    files = {p.name: p.stat().st_size for p in (tmp_path / "models" / "m" / "1").iterdir()}
+    assert files["factors.onnx"] > 20 * max(files["a.safetensors"], files["b.safetensors"]) / 10
+    made = export(packs, tmp_path / "models", {"c": "c", "a": "a2"}, update=True, remove=("b",))
+    assert (made.version, made.updated, list(made.tasks)) == (1, True, ["a", "c"])
+    until({"c": "c", "a": "a2"})
+    assert "unknown task 'b'; this model has 'a', 'c'" in str(ask("b").error)
+    assert sorted(served.model.tasks) == sorted(served.watch.keys.values())
+
+
+@pytest.mark.slow
+def test_a_graph_of_onnxruntime_has_the_factors_inside_and_tasks_by_number(
+    packs: Packs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = [f"{name}={packs.folders[name]}" for name in "abc"]
+    argv = ["export", "triton", *sources, "--backend", "onnxruntime", "--form", "factors", "--factor-dtype", "fp32"]
+    argv += ["--name", "m", "--out", str(tmp_path / "models"), "--base", str(packs.base)]
+    assert main([*argv, "--json"]) == 0
+    assert "--input-data zero" in json.loads(capsys.readouterr().out)["models"][0]["commands"][1]
+    folder = tmp_path / "models" / "m"
+    config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    task = next(entry for entry in config.input if entry.name == "task")
+    assert (list(task.dims), list(task.reshape.shape), task.HasField("reshape")) == ([1], [], True)
+    session = ort.InferenceSession(folder / "1" / config.default_model_filename)
+    assert [value.name for value in session.get_inputs()] == ["pixel_values", "task"]
+    pixels = np.random.default_rng(0).standard_normal((4, 3, SIZE, SIZE)).astype(np.float32)
+    numbers = json.loads((folder / "client.json").read_text())["task_numbers"]
+    order = ["c", "a", "b"]
+    sent = np.array([*(numbers[name] for name in order), 3], np.int32)
+    logits, classes = session.run(["logits", "num_classes"], {"pixel_values": pixels, "task": sent})
+    for row, name, image in zip(logits, order, pixels, strict=False):
+        wanted = packs.logits(name, image[None])[0]
+        assert np.abs(row[: len(wanted)] - wanted).max() <= 1e-4 * np.abs(wanted).max()
+        assert (row[len(wanted) :] == LOWEST).all()
+    assert np.isnan(logits[3]).all() and classes.tolist() == [2, 3, 5, 0]
+    made = export(
+        packs, tmp_path / "models", {"c": "a2"}, backend="onnxruntime", form="factors", update=True, remove=("a",)
+    )
+    assert (made.version, made.updated, list(made.tasks)) == (2, False, ["b", "c"])
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--backend", "vtk", "--form", "factors"], "a form is one of ONNX files"),
+        (["--form", "factors", "--int8", "dynamic"], "--form factors"),
+        (["--form", "factors", "--profile", "1"], "take images alone"),
+        (["--backend", "onnxruntime", "--form", "factors", "--softmax"], "different numbers of classes"),
+        (["--backend", "onnxruntime", "--form", "factors", "--with-preproc"], "by name, not by number"),
+    ],
+)
+def test_options_that_do_not_go_with_the_form_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["export", "triton", "a=x", "b=y", "--out", str(tmp_path / "models"), *words]) == 2
+    message = capsys.readouterr().err
+    assert said in message and message.count("\n") == 1, message
