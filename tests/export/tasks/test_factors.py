@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from vtk.__main__ import main
 from vtk.models.create import build_model
+from vtk.packs.load import load_task
 from vtk.packs.synthetic import write_synthetic
 
 NAME, KWARGS = "vit_tiny_patch16_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -365,3 +367,105 @@ def test_wrong_factors_are_exit_4_and_not_kept(
     told = "task `pets` against stored: batch 1: max error" if fault == "rows" else "gives logits"
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+PAGE = """
+import os, re, sys, json
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("vtk", "vtk_kernels", "vtk_export", "torch"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Blocked())
+folder, image = sys.argv[1:]
+os.chdir(folder)
+sys.path.insert(0, folder)
+scope = {}
+exec(re.search(r"```python\\n(.*?)```", open("README.md", encoding="utf-8").read(), re.DOTALL)[1], scope)
+scope["exchange"]("new", "pets.safetensors")
+scope["tasks"]["new"], scope["prepare"]["new"] = scope["tasks"]["pets"], scope["prepare"]["pets"]
+print(json.dumps([scope["classify"](image, task) for task in ("pets", "dogs", "new")]))
+"""
+
+
+@pytest.mark.slow
+def test_the_page_runs_in_an_interpreter_without_vtk_and_torch(
+    done: Any, hall: Hall, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = next(photos.rglob("*.png"))
+    argv = [sys.executable, "-I", "-c", PAGE, str(done.out), str(image)]
+    run = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = [dict(pairs) for pairs in json.loads(run.stdout)]
+    assert found[0] == found[2]
+    for name, shares in zip(("pets", "dogs"), found, strict=False):
+        task = load_task(hall.root / name / "task", base=hall.base)
+        (right,) = task.predict(image, top_k=5)
+        assert max(shares, key=shares.__getitem__) == right.labels[0]
+        assert max(shares.values()) == pytest.approx(right.scores[0], abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [("--static-batch", "2", "--opset", "20"), ("--target", "ort:1.16", "--factor-dtype", "fp32")],
+    ids=["static-opset-20", "old-runtime-fp32"],
+)
+def test_other_forms_of_the_graph(hall: Hall, tools: Any, served: Any, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    done = tools.run_export(*(hall.root / name for name in TASKS), "--form", "factors", *flags, "--out", tmp_path / "o")
+    model = served.FactorModel(done.out, threads=1)
+    proto = onnx.load(done.out / "factors.onnx")
+    batch = proto.graph.input[0].type.tensor_type.shape.dim[0]
+    assert (batch.dim_value, proto.opset_import[0].version) == ((2, 20) if "--static-batch" in flags else (0, 18))
+    exact = "fp32" in flags
+    for count in (0, 1, 2, 3):
+        found = model.run({name: images(count, 3) for name in TASKS})
+        for name in TASKS:
+            assert len(found[name]) == count
+            if count:
+                close(found[name], hall.logits(name, images(count, 3)), 1e-5 if exact else 2e-4)
+
+
+BACKBONES = {
+    "dinov3": ("vit_small_patch16_dinov3", {"depth": 2, "embed_dim": 32, "num_heads": 2}, 32),
+    "eva02": ("eva02_tiny_patch14_224", {"depth": 2, "embed_dim": 32, "num_heads": 2}, 28),
+    "registers": (NAME, {**KWARGS, "reg_tokens": 2, "init_values": 0.1, "no_embed_class": True}, 32),
+    "mean": (NAME, {**KWARGS, "global_pool": "avg", "class_token": False, "qk_norm": True}, 32),
+    "parallel": (NAME, {**KWARGS, "depth": 2}, 32),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_other_backbones(kind: str, tools: Any, served: Any, tmp_path: Path) -> None:
+    name, kwargs, size = BACKBONES[kind]
+    torch.manual_seed(1)
+    save_file(timm.create_model(name, img_size=size, num_classes=0, **kwargs).state_dict(), tmp_path / "b.safetensors")
+    transforms = (tools.transforms["parallel"],) if kind == "parallel" else ()
+    packs = []
+    for i, (ranks, classes) in enumerate((((3, 0), 2), ((5,), 4))):
+        created = build_model(
+            name, num_classes=classes, img_size=size, weights=tmp_path / "b.safetensors", kwargs=kwargs,
+            transforms=transforms,
+        )  # fmt: skip
+        packs.append(f"t{i}={write_synthetic(tmp_path / f't{i}', created, rank=ranks, seed=i)}")
+    done = tools.run_export(
+        *packs, "--form", "factors", "--base", tmp_path / "b.safetensors", "--out", tmp_path / "out"
+    )
+    model = served.FactorModel(done.out, threads=1)
+    pixels = np.random.default_rng(0).standard_normal((2, 3, size, size), np.float32)
+    found = model.run({"t0": pixels, "t1": pixels})
+    for task in found:
+        with torch.no_grad():
+            expected = load_task(tmp_path / task, base=tmp_path / "b.safetensors").model(torch.from_numpy(pixels))
+        close(found[task], expected.numpy())
+
+
+def test_tasks_of_several_image_sizes_are_refused_by_name(
+    hall: Hall, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    created = build_model(NAME, num_classes=2, img_size=(32, 48), weights=hall.base, kwargs=KWARGS)
+    wide = write_synthetic(tmp_path / "wide", created, rank=2)
+    argv = ["export", "tasks", str(hall.root / "pets"), str(wide), "--form", "factors", "--out", str(tmp_path / "out")]
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert "`pets`" in error and "`wide`" in error and "3×32×32 and 3×32×48" in error and "--form files" in error
