@@ -16,10 +16,10 @@ from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.formats import read_json, write_json
 from vtk.runtime.weight_digests import file_digest
-from vtk_export.tasks.factor_layout import CLASSES, rank_axis
+from vtk_export.tasks.factor_layout import CLASSES, COUNTS, rank_axis
+from vtk_export.tasks.index import LAYOUT
 from vtk_export.triton.bank_packs import AGAIN, PACKS, pack_digest
 from vtk_export.triton.publish import link_file
-from vtk_export.triton.served.vtk_factors import COUNTS, LAYOUT, FactorModel
 
 Export = Callable[[Mapping[str, Path], Path], None]
 """Exports packs by name into a folder, and verifies them."""
@@ -119,6 +119,8 @@ def _padded(layout: Mapping[str, Any], sizes: Mapping[str, int], tasks: Mapping[
 
 def _verify(part: Path, out: Path) -> None:
     """Open the folder with all tasks, and compare it with the export of some of them."""
+    from vtk_export.triton.served.vtk_factors import FactorModel  # needs onnxruntime
+
     verified, whole = FactorModel(part, threads=1), FactorModel(out, threads=1)
     pixels = np.random.default_rng(_SEED).standard_normal((1, *whole.shape), dtype=np.float32)
     for name in verified.tasks:
