@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vtk.errors import DataError
 from vtk.formats import save_tensors
+from vtk.models.weights.base import tensor_hash
 from vtk.packs import load_task
 from vtk.packs.cards import CARD, TENSORS
 from vtk.packs.factors import read_pack
@@ -49,6 +50,10 @@ def facts(card: dict[str, Any], name: str = QKV, **values: Any) -> None:
 
 def change(name: str, edit: Callable[[Tensor], Tensor]) -> Edit:
     return lambda tensors, card: tensors.update({name: edit(tensors[name])})
+
+
+def base_hash(card: dict[str, Any], name: str) -> str:
+    return tensor_hash(load_file(card["base"]["source"])[name])
 
 
 def filled(value: float) -> Callable[[Tensor], Tensor]:
@@ -96,6 +101,12 @@ CHECKED_ALONE: dict[str, tuple[Edit, str]] = {
     "a rank below 0": (lambda t, c: facts(c, rank=-1), "it is from 0 to 65536"),
     "a rank that is true": (lambda t, c: facts(c, rank=True), "the rank of .* is True"),
     "a rank of 2.0": (lambda t, c: facts(c, rank=2.0), "the rank of .* is 2.0"),
+    "a rank beyond the matrix": (
+        lambda t, c: (facts(c, rank=49), t.update({f"{QKV}:a": torch.ones(49, 48), f"{QKV}:b": torch.ones(144, 49)})),
+        r"have rank 49, and a matrix \(144, 48\) at most 48",
+    ),
+    "a matrix without rows": (change(f"{QKV}:b", lambda b: b[:0]), r"a matrix \(0, 48\) at most 0"),
+    "a matrix without columns": (change(f"{QKV}:a", lambda a: a[:, :0]), r"a matrix \(144, 0\) at most 0"),
     "no rank": (lambda t, c: c["pack"]["factors"].update({QKV: {}}), "the rank of .* is None"),
     "a list": (lambda t, c: c["pack"]["factors"].update({QKV: [2, 1.0]}), "the rank of .* is None"),
     "scale of 1e9": (lambda t, c: facts(c, scale=1e9), "the scale of .* is 1000000000.0; it is a number, at most 1e6"),
@@ -128,6 +139,13 @@ CHECKED_WITH_A_MODEL: dict[str, tuple[Edit, str]] = {
     # of rank 0, a classifier would be the random numbers that a new one starts from
     "a classifier": (
         lambda t, c: (facts(c, "head.weight", rank=0, scale=1.0), t.pop("head.weight")), "no tensor of its base is"
+    ),
+    # the base has one for a thousand classes, whose hash the card may give
+    "another classifier": (
+        lambda t, c: (
+            facts(c, "head.weight", rank=0, scale=1.0, start=base_hash(c, "head.weight")), t.pop("head.weight")
+        ),
+        "`head.weight`, which its base does not have in this shape",
     ),
     "a table without its hash": (
         lambda t, c: c["pack"]["factors"]["pos_embed"].pop("start"), "no tensor of its base is their start"
