@@ -66,7 +66,7 @@ class Ranks:
     """Ranks of a pack's matrices.
 
     Attributes:
-        matrices: that the pack changes by factors; those of rank 0 do not count.
+        matrices: their number, without tables that are those of the base.
         low: the lowest rank.
         mean: the mean; of `vtk tasks compress` that of the weights, by their size.
         high: the highest rank.
@@ -82,18 +82,18 @@ class Ranks:
 
 
 def ranks_of(card: Card, where: str | Path) -> Ranks | None:
-    """Return the ranks of a card's factors; None for a pack without factors.
+    """Return the ranks of a card's factors, without tables left as the base's; None for a pack without factors.
 
     Raises:
         DataError: as `read_facts`.
     """
-    facts = read_facts(card, where)
-    ranks = [fact.rank for fact in facts.values() if fact.rank] or [0] * bool(facts)
+    # a position table of rank 0 is that of the base
+    ranks = [fact.rank for fact in read_facts(card, where).values() if fact.rank or fact.start is None]
     if not ranks:
         return None
     made = _number(card, "compression", "mean_rank")
     mean = sum(ranks) / len(ranks) if made is None or not min(ranks) <= made <= max(ranks) else made
-    return Ranks(sum(rank > 0 for rank in ranks), min(ranks), mean, max(ranks))
+    return Ranks(len(ranks), min(ranks), mean, max(ranks))
 
 
 def drop_of(card: Card) -> float | None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vtk.bank import TaskBank
 from vtk.errors import DataError
 from vtk.formats import save_tensors
 from vtk.models.weights.base import tensor_hash
@@ -171,6 +172,19 @@ def test_every_reader_refuses(whole: dict[str, Path], tmp_path: Path, edit: Edit
 def test_a_reader_with_the_base_refuses(whole: dict[str, Path], tmp_path: Path, edit: Edit, match: str) -> None:
     with pytest.raises(DataError, match=match):
         load_task(damaged(whole["fp32"], tmp_path / "pack", edit))
+
+
+def test_a_bank_that_builds_no_model_refuses_them_too_and_goes_on(
+    whole: dict[str, Path], shared_pack: Path, tmp_path: Path
+) -> None:
+    bank, images = TaskBank(dtype=torch.float32), torch.randn(1, 3, 32, 32)
+    bank.add("full", shared_pack)
+    bank.add("whole", whole["fp32"])
+    before = bank({"whole": images})["whole"]
+    for name, (edit, _) in CHECKED_WITH_A_MODEL.items():
+        with pytest.raises(DataError):
+            bank.add(name, damaged(whole["fp32"], tmp_path / name, edit))
+    assert torch.equal(bank({"whole": images})["whole"], before) and bank.tasks.keys() == {"full", "whole"}
 
 
 SCALES: dict[str, tuple[Edit, str]] = {
