@@ -117,6 +117,10 @@ class StackStore(Store):
         """Return the bytes of everything on the device, free slots and rows included."""
         return self.pools.nbytes
 
+    def base_bytes(self) -> int:
+        """Return the bytes of the base's matrices, and of vectors that all int8 factors share."""
+        return self.pools.fixed_bytes
+
     def host_bytes(self) -> int:
         """Return the bytes of the host's copies."""
         return sum(form.nbytes for form in self._host.values())

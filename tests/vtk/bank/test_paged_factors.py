@@ -1,4 +1,4 @@
-"""A bank with kernels and a budget: factors and whole packs page in and out, hot tasks are merged; answers stay right."""
+"""A bank with kernels and a budget: factors and whole packs page in and out, hot tasks are merged."""
 
 from typing import Any
 
