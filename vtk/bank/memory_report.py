@@ -82,6 +82,11 @@ def count_bytes(state: State, store: Store, device: str, graph_bytes: int) -> Me
             store.has_factors(entry.number), store.merged_bytes(entry.number),
         )  # fmt: skip
     fixed = state.fixed_bytes()
-    base = fixed - ends + (store.bytes_of(shared) if shared is not None and shared in store.residency else 0)
+    base = (
+        fixed
+        - ends
+        + store.base_bytes()
+        + (store.bytes_of(shared) if shared is not None and shared in store.residency else 0)
+    )
     host = store.host_bytes() + state.host_bytes()
     return Memory(device, base, tasks, fixed + store.device_bytes(), host, graph_bytes)

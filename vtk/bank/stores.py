@@ -63,6 +63,10 @@ class Store(abc.ABC):
     def set_room(self, room: int | None) -> None:
         """Change how many bytes may be on the device. Inside `turn`."""
 
+    def base_bytes(self) -> int:
+        """Return the bytes on the device that tasks share, such as a store's own copy of the base's matrices."""
+        return 0
+
     def has_factors(self, number: int) -> bool:
         """Return whether a task's weights are changes of the base's."""
         return False
