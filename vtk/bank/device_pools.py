@@ -69,6 +69,12 @@ class DevicePools:
         arenas = sum(arena.nbytes for arena in self._all_arenas())
         return self.whole.nbytes + self.small.nbytes + arenas + self._owned
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors on the device."""
+        stacks = [t for pool in (self.whole, self.small) for part in pool.stacks for t in part.values()]
+        arenas = [t for arena in self._all_arenas() for t in arena.tensors()]
+        return [*stacks, *arenas, *(t for part in self._base for t in part.values())]
+
     def base_bytes(self, forms: Sequence[ThinForm | WholeForm]) -> int:
         """Return the bytes of the base among whole matrices, where it has to be there once these tasks are."""
         thin = bool(self.small.slots) or any(isinstance(f, ThinForm) for f in forms)

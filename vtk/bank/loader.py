@@ -115,7 +115,8 @@ class Loader:
         folding = self._fold(same, whole=not state.entries)
         if folding is not None:
             table = folding.piece.table
-            held = table.to(self.device) if isinstance(table, torch.Tensor) and self.resident else None
+            place = self.device if self.resident else torch.device("cpu")
+            held = table.to(place) if isinstance(table, torch.Tensor) else None
             model = model.folded(reader_of(same.model), held)
         model.check(pack)
         own = read_positions(task.model, size, self.dtype) if model.moves_positions(pack) else None

@@ -16,6 +16,7 @@ from vtk.bank.device_pools import DevicePools
 from vtk.bank.folded import Weights
 from vtk.bank.grouped_weights import Slot
 from vtk.bank.hot_tasks import HotTasks
+from vtk.bank.slot_stacks import release
 from vtk.bank.stores import Store
 from vtk.models.packed.forward import Layer
 
@@ -69,6 +70,7 @@ class StackStore(Store):
     def put(self, number: int, weights: Weights) -> None:
         """Write the weights to the device; with a limit, into host memory until a call needs them."""
         if not self._sizes:  # the next base may have other shapes
+            release(*self.pools.tensors())
             self.pools = DevicePools(self.device)
         form = self._form(weights)
         self.unit = self._sizes[number] = form.nbytes

@@ -26,12 +26,13 @@ with torch's class and by the accuracy on folders named after the classes. docs/
 Vision Transformers of timm are fused first if all their parts are supported: fewer nodes, standard operators only, the
 same numbers up to rounding. --fuse makes an unsupported part an error, --no-fuse exports the model as it is."""
 
-_TASKS = """Export packs of one base to one folder, in one or both of two forms.
+_TASKS = """Export packs of one base to one folder, in one of three forms, or two of them.
 
 files: one DIR/NAME.onnx per task, each with its own image size; all refer to one data file with the shared weights,
 which ONNX Runtime maps into memory once (session options: docs/guides/bank.md). gathered: one
 DIR/gathered.onnx with the inputs `pixel_values` and `task` (int32 per image), for tasks of one image size; its
-`logits` are padded to the most classes, `num_classes` says how many are an image's own.
+`logits` are padded to the most classes, `num_classes` says how many are an image's own. factors: DIR/factors.onnx takes low-rank changes of
+the weights as inputs, DIR/NAME.safetensors has a task's; tasks are added and removed while it runs.
 
 NAME is by default that of the pack's run folder. Each file is run with ONNX Runtime and compared with torch and with a
 bank of the packs; the folder is written only if all agree (exit code 4 otherwise)."""

@@ -77,12 +77,12 @@ class Ranks:
 
 
 def ranks_of(card: Card, where: str | Path) -> Ranks | None:
-    """Return the ranks of a card's factors; None for a pack without factors.
+    """Return the ranks of a card's factors, without tables left as the base's; None for a pack without factors.
 
     Raises:
         DataError: as `read_facts`.
     """
-    ranks = [fact.rank for fact in read_facts(card, where).values()]
+    ranks = [fact.rank for fact in read_facts(card, where).values() if fact.rank or fact.start is None]
     return Ranks(len(ranks), min(ranks), sum(ranks) / len(ranks), max(ranks)) if ranks else None
 
 

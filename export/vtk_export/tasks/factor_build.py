@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import vtk_export
 from vtk import console
-from vtk.formats import write_json
+from vtk.formats import to_json, write_json
 from vtk.packs.load import Task, build_from_card
 from vtk.runtime import weight_digests as digests
 from vtk_export.gate.limits import LIMITS
@@ -37,7 +37,7 @@ from vtk_export.tasks.factor_rows import (
 from vtk_export.tasks.factor_vit import FactorViT
 from vtk_export.tasks.gate import TaskRow
 from vtk_export.tasks.gathered_vit import join_biases
-from vtk_export.tasks.index import LAYOUT, SERVED, SUFFIX
+from vtk_export.tasks.index import LAYOUT, METADATA, SERVED, SUFFIX
 from vtk_export.tasks.members import Member
 from vtk_export.tasks.readme import factors_page
 
@@ -149,7 +149,8 @@ class FactorBuild(Build):
         }
 
     def _props(self, name: str) -> dict[str, str]:
-        return {}  # tasks come and go, and the graph is the same
+        # tasks come and go, and the graph is the same
+        return {METADATA: to_json({"format": FORMAT, "layout": self.layout.digest})}
 
     def verify(self, folder: Path) -> list[TaskRow]:
         """Open the folder as a client does, run it, and return the gate's rows, passed or not."""

@@ -177,6 +177,15 @@ def test_a_start_that_the_file_does_not_hold_is_refused_by_name(
     assert "\n" not in str(caught.value) and not (tmp_path / "pack").exists()
 
 
+def test_factors_of_a_classifier_which_no_base_fixes_are_merged(base_file: Path, small: Any, tmp_path: Path) -> None:
+    config = lora(target_modules=r"head|blocks\.0\.attn\.qkv", modules_to_save=None)
+    merged = adapter(base_file, small, config, tmp_path / "a", classes=1000)
+    from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=description(small, 1000))
+    pack = read_pack(tmp_path / "pack")
+    assert {n for n, f in pack.factors.items() if f.rank} == {"blocks.0.attn.qkv.weight"}
+    assert torch.equal(pack.dense["head.weight"], merged.state_dict()["head.weight"])
+
+
 def test_a_table_that_the_stored_base_does_not_have_stays_in_the_pack(
     base_file: Path, small: Any, tmp_path: Path
 ) -> None:
@@ -196,7 +205,7 @@ def test_a_table_that_the_stored_base_does_not_have_stays_in_the_pack(
 
 
 def compressed(
-    base: Path, small: Any, out: Path, *, dtype: Any = "fp32", model: str | None = None, **options: Any
+    base: Path, small: Any, out: Path, *, dtype: Any = "fp32", model: str | None = None, also: Any = (), **options: Any
 ) -> Path:
     """Write a pack as compression does: other ranks in each matrix, none in one, a low-rank table, exact biases."""
     created = build_model(model or small[0], num_classes=3, img_size=options.pop("img_size", 32), weights=base,
@@ -211,7 +220,7 @@ def compressed(
             b = torch.randn(value[..., 0].numel(), rank, generator=generator) / 9
             factors[name] = Factors(a, b, scale).to(dtype)
             value += factors[name].change().reshape(value.shape)
-        elif (".attn." in name and "bias" in name) or name.startswith("head"):
+        elif (".attn." in name and name.endswith(("proj.bias", "qkv.bias"))) or name.startswith("head") or name in also:
             value += torch.randn(value.shape, generator=generator) / 9
         else:
             continue
@@ -291,6 +300,19 @@ def test_layers_that_eva_reads_without_calling_are_targets_too(small: Any, tmp_p
         assert float((space["model"](x) - wanted).abs().max()) <= 1e-5
         space["model"].base_model.disable_adapter_layers()
         assert float((space["model"](x) - wanted).abs().max()) >= 1e-3
+
+
+def test_a_module_whose_name_ends_others_names_is_stored_alone(base_file: Path, small: Any, tmp_path: Path) -> None:
+    """PEFT takes `modules_to_save` for ends of names: `norm` would also be every `q_norm`."""
+    kwargs = {**small[1], "qk_norm": True}
+    torch.manual_seed(2)
+    save_file(timm.create_model(small[0], **kwargs).state_dict(), tmp_path / "qk.safetensors")
+    pack = compressed(tmp_path / "qk.safetensors", small, tmp_path / "pack", kwargs=kwargs, also=("norm.weight",))
+    made = to_peft(pack, tmp_path / "peft")
+    held = set(load_file(tmp_path / "peft" / "adapter_model.safetensors"))
+    assert "norm" in made.modules and {n for n in held if "norm" in n} == {
+        "base_model.model.norm.weight", "base_model.model.norm.bias",
+    }  # fmt: skip
 
 
 def test_adapter_only_holds_all_of_a_lora_pack_and_fits_the_base_itself(

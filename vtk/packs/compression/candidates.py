@@ -64,7 +64,8 @@ class Rule:
     def allows(self, candidate: Candidate) -> bool:
         """Return whether the expected drop is within the bound, and the measured one not clearly beyond it."""
         near = not self.few or candidate.likeness >= LEAST_LIKENESS
-        return near and candidate.expected <= self.max_drop and candidate.low <= self.max_drop
+        most = self.max_drop + 1e-12  # sums of probabilities round
+        return near and candidate.expected <= most and candidate.low <= most
 
 
 def search(trial: Trial, held: HeldOut, before: Answers, rule: Rule, others: int) -> tuple[Candidate, ...]:

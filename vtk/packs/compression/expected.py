@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from vtk.packs.compression.answers import Answers
 from vtk.packs.compression.drop import DropMetric, mean_precision
 
-_TEMPERATURES = torch.logspace(-1, 1, 201, dtype=torch.float64)
+_COARSE = torch.logspace(-1, 1, 21, dtype=torch.float64)
+_FINE = torch.logspace(-0.1, 0.1, 21, dtype=torch.float64)
 _PRIOR = 2.0  # nats at a temperature of e: few images do not decide alone
 
 
@@ -31,9 +32,11 @@ def probabilities(answers: Answers) -> Tensor:
         def loss(t: Tensor) -> Tensor:
             return F.cross_entropy(logits / t, answers.labels, reduction="sum")
 
-    costs = torch.stack([loss(t) + _PRIOR * t.log() ** 2 for t in _TEMPERATURES])
-    best = logits / _TEMPERATURES[int(costs.argmin())]
-    return best.sigmoid() if answers.multi_label else best.softmax(dim=1)
+    best = torch.ones((), dtype=torch.float64)
+    for grid in (_COARSE, _FINE):
+        tried = best * grid
+        best = tried[int(torch.stack([loss(t) + _PRIOR * t.log() ** 2 for t in tried]).argmin())]
+    return (logits / best).sigmoid() if answers.multi_label else (logits / best).softmax(dim=1)
 
 
 def expected_value(answers: Answers, truth: Tensor, metric: DropMetric) -> float:

@@ -38,6 +38,7 @@ class HeldOut:
     Attributes:
         choosing: places of the images that choose.
         judging: places of those that judge.
+        labels: classes of each image.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class HeldOut:
     ) -> None:  # fmt: skip
         self.card, self.samples, self.what = card, list(samples), what
         self.device, self.dtype, self.batch_size, self.workers = device, dtype, batch_size, workers
-        labels = label_sets([sample.label for sample in self.samples])
+        self.labels = label_sets([sample.label for sample in self.samples])
         keys = [digests.get(sample.path) or str(sample.path) for sample in self.samples]
-        self.choosing, self.judging = halve(labels, keys, seed)
+        self.choosing, self.judging = halve(self.labels, keys, seed)
         self._kept: list[tuple[Tensor, Tensor]] | None = None
 
     def check_halves(self) -> None:
@@ -62,6 +63,12 @@ class HeldOut:
                 f"`--rank auto` needs two different held-out images at least, one to choose and one to judge; there "
                 f"are {len(self.samples)} {self.what}: give more, or --rank R"
             )
+        for half in (self.choosing, self.judging):
+            if not any(self.labels[i] for i in half):
+                raise UsageError(
+                    f"`--rank auto` needs images with labels in both halves; too few of the {len(self.samples)} "
+                    f"{self.what} have one: give more, or --rank R"
+                )
 
     def answers(self, model: nn.Module, title: str) -> Answers:
         """Return the answers of a model for all images, in their order and in the batches of an evaluation."""

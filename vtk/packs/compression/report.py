@@ -51,8 +51,8 @@ def describe(
     if found.tuned is not None:
         tuned = found.tuned
         report.lines.append(
-            f"tuned for {tuned.steps} steps on random crops of {images.trained} ({tuned.images} with repetitions): KL "
-            f"to the full pack {tuned.before:.4f} in the first tenth of them, {tuned.after:.4f} in the last"
+            f"tuned for {tuned.steps} steps on {tuned.images} random crops of {images.trained}: KL to the full "
+            f"pack {tuned.before:.4f} in the first tenth of them, {tuned.after:.4f} in the last"
         )
     _of_judgement(report, found, config, images, card)
     return report

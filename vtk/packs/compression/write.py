@@ -62,7 +62,7 @@ def write_compressed(path: Path, found: Compression, config: CompressConfig, ima
     card = dataclasses.replace(task.card, metrics=new_metrics(found, images), command=command)
     with replace_dir(path) as tmp:
         written = save_task(
-            tmp, state=state, created=found.created, card=card, trained=task.card.pack.get("trained", ()),
+            tmp, state=state, created=found.created, card=card, trained=task.card.pack.get("trained") or task.carried,
             dtype=config.pack_dtype, factors=found.factors, pack=facts,
         )  # fmt: skip
         _check_written(tmp, found, config)

@@ -20,6 +20,8 @@ from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.adapters import called_leaves
+from vtk.packs.cards import read_card
+from vtk.packs.factor_facts import ranks_of
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
 from vtk.training.finetune import finetune, memory_report
@@ -91,7 +93,7 @@ def measure(path, root, dtype):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weights, tmp_path, precision):
-    run = finetune(low(precision=precision, lora_rank=4, epochs=2))
+    run = finetune(low(precision=precision, lora_rank=4, lora_alpha=12.0, epochs=2))
     assert {p.name for p in run.adapter.iterdir()} == {
         "adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md",
     }  # fmt: skip
@@ -111,7 +113,7 @@ def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weigh
     for name in TARGETS:
         a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"].double() for x in "AB")
         assert a.shape[0] == b.shape[1] == 4
-        wanted = base[f"{name}.weight"].double() + 16 / 4 * b @ a
+        wanted = base[f"{name}.weight"].double() + 12 / 4 * b @ a
         assert torch.allclose(state[f"{name}.weight"].double(), wanted, atol=1e-7)
     stored = load_file(run.task / "task.safetensors")
     assert set(stored) == {*(f"{n}.weight:{x}" for n in TARGETS for x in "ab"), "head.weight", "head.bias"}
@@ -120,8 +122,9 @@ def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weigh
             factor = tensors[f"base_model.model.{name}.lora_{x}.weight"]
             assert torch.equal(stored[f"{name}.weight:{x.lower()}"], factor)
     facts = json.loads((run.task / "task.json").read_text())["pack"]["factors"]
-    assert {n: f["scale"] for n, f in facts.items() if f["rank"] == 4} == {f"{n}.weight": 4.0 for n in TARGETS}
+    assert {n: f["scale"] for n, f in facts.items() if f["rank"] == 4} == {f"{n}.weight": 3.0 for n in TARGETS}
     assert facts["pos_embed"]["rank"] == 0  # as resampled from the base's
+    assert str(ranks_of(read_card(run.task), run.task)) == "4"
     same = [n for n in base if not n.startswith("head.") and n != "pos_embed" and n[: -len(".weight")] not in TARGETS]
     assert len(same) > 20 and all(torch.equal(state[n], base[n]) for n in same)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -170,6 +173,32 @@ def test_one_and_one_epochs_equal_two(low, tmp_path):
     assert a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
     with pytest.raises(UsageError, match=r"--lora-rank 4 \(was 8\)"):
         finetune(low(out=tmp_path / "parts", resume=True, **{**changes, "lora_rank": 4}))
+
+
+@pytest.mark.slow
+def test_a_run_whose_pack_is_merged_as_older_versions_wrote_it_goes_on(low, tmp_path):
+    changes = {"epochs": 2, "lora_alpha": 12.0}
+    whole = finetune(low(out=tmp_path / "whole", **changes))
+    run = finetune(low(out=tmp_path / "old", stop_after=1, **changes))
+    task, file = load_task(run.task), run.task / "task.safetensors"
+    state, facts = task.model.state_dict(), dict(task.card.pack)
+    del facts["factors"], facts["start_layout"]
+    save_file({name: state[name].contiguous() for name in task.carried}, file)
+    card = json.loads((run.task / "task.json").read_text())
+    (run.task / "task.json").write_text(json.dumps(card | {"schema": 1, "pack": facts}))
+    assert not load_task(run.task).factors
+    done = finetune(low(out=tmp_path / "old", resume=True, **changes))
+    for name in ("task-last/task.safetensors", "adapter/adapter_model.safetensors"):
+        assert (whole.out / name).read_bytes() == (done.out / name).read_bytes(), name
+    with torch.no_grad():
+        assert torch.equal(load_task(done.task).model(IMAGES), load_task(whole.task).model(IMAGES))
+
+
+def test_a_rank_above_every_matrix_is_merged(low):
+    run = finetune(low(lora_rank=40))
+    assert not load_task(run.task).factors
+    stored = set(load_file(run.task / "task.safetensors"))
+    assert stored == {*(f"{name}.weight" for name in TARGETS), "head.weight", "head.bias", "pos_embed"}
 
 
 def test_pack_and_adapter_hold_the_average(low, photos, weights, tmp_path):
