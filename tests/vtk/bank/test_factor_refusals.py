@@ -41,10 +41,16 @@ def edited(lab: Any, name: str, change: Any, card: Any = None) -> Path:
 NAN, SHORT, HEAD = "blocks.0.attn.qkv.bias", "blocks.0.attn.proj.weight", "head.weight"
 DAMAGES: dict[str, tuple[Any, str]] = {
     "not finite": (lambda t: t[NAN].fill_(float("nan")), "holds numbers that are not finite"),
-    "another shape": (lambda t: t.update({f"{SHORT}:b": t[f"{SHORT}:b"][:5].clone()}), "factors of `blocks.0.attn.proj"),
+    "another shape": (
+        lambda t: t.update({f"{SHORT}:b": t[f"{SHORT}:b"][:5].clone()}),
+        "factors of `blocks.0.attn.proj",
+    ),
     "absent": (lambda t: t.pop(HEAD), "lacks `head.weight`"),
     "unknown": (lambda t: t.update({"blocks.7.norm1.bias": torch.zeros(32)}), "`blocks.7.norm1.bias`"),
-    "changed": (lambda t: t.update({"blocks.0.norm1.bias": torch.ones(32)}), "changed `blocks.0.norm1.bias`, which all"),
+    "changed": (
+        lambda t: t.update({"blocks.0.norm1.bias": torch.ones(32)}),
+        "changed `blocks.0.norm1.bias`, which all",
+    ),
 }
 
 
@@ -81,7 +87,9 @@ def test_a_pack_of_factors_of_another_base(lab: Any, make_lab: Any) -> None:
     pack = other.factors("other")
     bank = TaskBank(dtype=torch.float64)
     bank.add("a", lab.root / "a")
-    with pytest.raises(BaseError, match=r"is of base \w{12}, this bank of \w{12} \(`blocks.0.attn.proj.weight` differs\)"):
+    with pytest.raises(
+        BaseError, match=r"is of base \w{12}, this bank of \w{12} \(`blocks.0.attn.proj.weight` differs\)"
+    ):
         bank.add("other", pack)
     deep = make_lab(depth=2).factors("deep")
     with pytest.raises(UsageError, match="this bank holds a"):
