@@ -263,7 +263,4 @@ def check_counts(hundred: Hundred) -> None:
             break
         time.sleep(0.2)
     assert found == hundred.ledger.counts
-    assert (
-        counts["vtk_tasks", ""] == TASKS + ROUNDS - 2
-        and counts["vtk_unknown_tasks", ""] > 0
-    )
+    assert counts["vtk_tasks", ""] == TASKS + ROUNDS - 2 and counts["vtk_unknown_tasks", ""] > 0
