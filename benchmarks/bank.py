@@ -2,7 +2,7 @@
 
 All tasks are ViT-B/16 at 224 px with classifiers of different sizes, their weights random. Logits are compared first;
 then all sides run in turns, round by round: the bank as it is, fused, fused in a CUDA graph, and paged; timm's models;
-and fused models, which start their graphs one after the other.
+and fused models, which start their graphs one after the other. Then tasks kept as factors, see `_bank_factors`.
 
     python benchmarks/bank.py --out DIR --seconds 220
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import _bank_factors
 import _rows
 import _stage
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from vtk.bank import TaskBank
 from vtk.bank.bench import in_turns
+from vtk.bank.stacks import StackStore
 from vtk.fused import fuse
 
 KEY = ("model", "px", "tasks", "images", "provider")
@@ -99,8 +101,10 @@ def sides(tasks: list, count: int, each: int, device: torch.device) -> tuple[dic
 
     def half_paged() -> dict[str, Tensor]:
         with paged._store.turn():
-            for number in paged._store.residency.shrink(count // 2):
-                getattr(paged._store, "_slots", {}).pop(number, None)
+            store = paged._store
+            for number in store.residency.shrink(store.residency.size // 2):
+                if isinstance(store, StackStore):
+                    store.pools.drop(number, shrink=False)
         return paged(images)
 
     calls: dict[str, Callable[[], object]] = {name: partial(bank, images) for name, bank in banks.items()}
@@ -137,6 +141,25 @@ def measure(store: Store, tasks: list, case: tuple, device: torch.device, smoke:
     return f"{count} tasks × {each}: {ratio:.2f}×, wanted {bound}×" if missed else None
 
 
+def measure_factors(store: Store, model: str, count: int, device: torch.device, smoke: bool, rounds: int) -> str | None:
+    """Time tasks kept as factors and one model in turns, append their rows, and return what failed."""
+    calls, held = _bank_factors.sides(model, count, device, smoke, TOLERANCE)
+    found = in_turns(calls, torch.cuda.synchronize if device.type == "cuda" else lambda: None, rounds)
+    times = {name: sorted(each) for name, each in found.items()}
+    floor, failed = statistics.median(times[_bank_factors.ALONE]), []
+    for name, each in times.items():
+        ms = statistics.median(each)
+        store.add({
+            "model": "tiny" if smoke else model, "px": 32 if smoke else 224, "tasks": count, "images": 1,
+            "provider": name, "ms": round(ms, 4), "p90_ms": round(each[int(0.9 * len(each))], 4),
+            "images_per_s": round(1e3 * count / ms, 1), "weights_bytes": held[name], "rounds": len(each),
+        })  # fmt: skip
+        print(f"{model}, {count} tasks of factors: {name:<32} {ms:9.3f} ms  {held[name] / 1e6:8.1f} MB", flush=True)
+        if name != _bank_factors.ALONE and not smoke and ms / floor > _bank_factors.BOUND:
+            failed.append(f"{model}, {count} tasks, {name}: {ms / floor:.2f}×, at most {_bank_factors.BOUND}×")
+    return "; ".join(failed) or None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the stage."""
     args = _stage.parser(__doc__, "tiny models, also on a CPU").parse_args(argv)
@@ -163,6 +186,18 @@ def main(argv: list[str] | None = None) -> int:
                     with tempfile.TemporaryDirectory() as folder:
                         tasks = make_tasks(Path(folder), args.smoke)
                 failed.append(measure(store, tasks, case, device, args.smoke, 7 if args.smoke else 50))
+        except Exception as error:  # the other cases are still worth their time
+            failed.append(f"{what}: {type(error).__name__}: {error}; nothing of it was timed")
+    for model, count in (("tiny", 3),) if args.smoke else _bank_factors.CASES:
+        key = {"model": model, "px": 32 if args.smoke else 224, "tasks": count, "images": 1}
+        what = f"{model}, {count} tasks of factors"
+        failed.append(attempts.given_up.get(what))
+        done = all(store.has(**key, provider=p) for p in (*_bank_factors.FACTORS.values(), _bank_factors.ALONE))
+        if done or what in attempts.given_up or not deadline.allows(1 if args.smoke else 15 + 0.5 * count, what):
+            continue
+        try:
+            with attempts.row(what, 60 + count):
+                failed.append(measure_factors(store, model, count, device, args.smoke, 7 if args.smoke else 50))
         except Exception as error:  # the other cases are still worth their time
             failed.append(f"{what}: {type(error).__name__}: {error}; nothing of it was timed")
     return finish("bank", deadline, [f for f in failed if f])

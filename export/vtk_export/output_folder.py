@@ -32,8 +32,12 @@ _MEASURED = json_with("source", "kind", "backends", "input_shape")
 LATENCY = {"latency.json": _MEASURED, "latency.png": png(("latency.json", _MEASURED))}
 """Files of ``--profile``, which a new model removes, and their recognisers."""
 
-# the last fields of the graph's file: the entry of its metadata that has a card, or those of many tasks
-GRAPH = any_of(*(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"\x0a\x09vtk.tasks\x12")))
+# the last fields of the graph's file: the entry of its metadata that has a card, those of many tasks, or the layout of
+# factors
+GRAPH = any_of(
+    *(tail_says(key, b'"classes"') for key in (b"\x0a\x03vtk\x12", b"\x0a\x09vtk.tasks\x12")),
+    tail_says(b"\x0a\x0bvtk.factors\x12", b'"layout"'),
+)
 """Recogniser of an exported ONNX file."""
 
 DATA = "model.onnx.data"

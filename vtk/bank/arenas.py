@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vtk.bank.arena_rows import ArenaRows
 from vtk.bank.intervals import Intervals
-from vtk.bank.slot_stacks import GENERATIONS
+from vtk.bank.slot_stacks import GENERATIONS, release
 from vtk_kernels.grouped_low_rank import UNIT
 
 _SPARE = 16
@@ -23,9 +23,10 @@ class Arena:
     """Factors of one matrix (F, K), in the bank's dtype or in int8.
 
     Args:
-        base: (F, K), on the device, in the bank's dtype.
+        base: (F, K), in the bank's dtype; its values are not read.
         slots: number of slots.
         codes: whether factors are int8.
+        device: of the arena; by default that of ``base``.
 
     Attributes:
         a: (N, K).
@@ -38,8 +39,8 @@ class Arena:
         generation: changes with every address and with ``rank``.
     """
 
-    def __init__(self, base: Tensor, slots: int, *, codes: bool) -> None:
-        (features, size), device = base.shape, base.device
+    def __init__(self, base: Tensor, slots: int, *, codes: bool, device: torch.device | None = None) -> None:
+        (features, size), device = base.shape, device or base.device
         dtype, wide = torch.int8 if codes else base.dtype, torch.promote_types(base.dtype, torch.float32)
         self.a = torch.zeros(0, size, dtype=dtype, device=device)
         self.b = torch.zeros(0, features, dtype=dtype, device=device)
@@ -137,6 +138,7 @@ class Arena:
         where = {slot: i for i, slot in enumerate(old)}
         spans = self.spans.new_zeros(slots, 2)
         spans[: len(old)] = self.spans[torch.tensor(old, dtype=torch.int64, device=self.spans.device)]
+        release(self.spans)
         self.spans = spans
         self._rows.spans = {where[s]: span for s, span in self._rows.spans.items() if s in where}  # type: ignore[index]
         self.generation = next(GENERATIONS)
@@ -154,12 +156,20 @@ class Arena:
             new = old if rows == len(old) else old.new_zeros(rows, *old.shape[1:])
             new[:used] = old[source]
             if new is not old:
-                if old.is_cuda:
-                    old.record_stream(torch.cuda.current_stream())
+                release(old)
                 setattr(self, name, new)
                 self.generation = next(GENERATIONS)
         for slot, span in self._rows.spans.items():
             self.spans[slot].copy_(torch.tensor(span, dtype=torch.int32), non_blocking=True)  # type: ignore[index]
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+        vectors = (self.scale, self.x_scale, self.y_scale)
+        return [self.a, self.b, self.spans, *(t for t in vectors if t is not None)]
+
+    def rank_of(self, slot: int) -> int:
+        """Return the rank of a slot's factors."""
+        return self._rows.spans.get(slot, (0, 0))[1]
 
     def tighten(self) -> None:
         """Give all free rows back."""

@@ -94,9 +94,7 @@ def _names(config: BenchConfig) -> list[tuple[str, Path]]:
 
 def _bank(config: BenchConfig, tasks: Mapping[Path, Task], device: str, **options: Any) -> TaskBank:
     dtype = {**DTYPES, "fp64": torch.float64}.get(config.dtype)  # `auto`: None
-    if config.max_bytes is not None:
-        options["max_bytes"] = config.max_bytes
-    bank = TaskBank(config.base, device=device, dtype=dtype, max_gpu_bytes=config.max_gpu_bytes, **options)
+    bank = TaskBank(config.base, device=device, dtype=dtype, max_bytes=config.budget, **options)
     for name, pack in _names(config):
         bank.add(name, dataclasses.replace(tasks[pack], model=copy.deepcopy(tasks[pack].model)))
     return bank

@@ -75,15 +75,21 @@ class Bytes:
 
     Attributes:
         one_model: a task's own model in the bank's precision.
-        bank_base: of the bank: what its tasks share.
-        bank: all that the bank holds.
+        bank: all that the bank holds, on the device and on the host.
+        bank_base: of it what its tasks share.
+        bank_factors: of it the tasks' own, factors, tables and classifiers.
+        bank_merged: of it merged copies of much used tasks.
+        bank_host: of it on the host, where the bank is on a GPU.
         separate: one model for each task, by the bytes of one.
         packs: files of all packs.
     """
 
     one_model: int
-    bank_base: int
     bank: int
+    bank_base: int
+    bank_factors: int
+    bank_merged: int
+    bank_host: int
     separate: int
     packs: int
 

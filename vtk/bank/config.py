@@ -47,12 +47,12 @@ class BenchConfig(Config):
         Literal["auto", "fp16", "bf16", "fp32", "fp64"],
         Option("precision of weights and activations (auto: fp32 on a CPU, bf16 on CUDA)", often=True),
     ] = "auto"
-    max_gpu_bytes: Annotated[
-        int | None, Option("most bytes of the bank on the GPU; other packs are paged in", least=1)
-    ] = None
     max_bytes: Annotated[
-        int | None, Option("most bytes of the bank, base included; what factors leave holds merged copies", least=1)
-    ] = None
+        int | None,
+        Option("most bytes of the bank on the device: merged copies of factors fill it, other packs are paged in",
+               least=1),
+    ] = None  # fmt: skip
+    max_gpu_bytes: Annotated[int | None, Option("older name of --max-bytes", least=1)] = None
 
     tasks: Annotated[
         int | None,
@@ -76,8 +76,15 @@ class BenchConfig(Config):
     ] = None
     seed: Seed = 0
 
+    @property
+    def budget(self) -> int | None:
+        """Most bytes on the device, by either name."""
+        return self.max_bytes or self.max_gpu_bytes
+
     def check(self) -> None:
         """Refuse a configuration that cannot be measured."""
+        if self.max_bytes and self.max_gpu_bytes:
+            raise UsageError("`--max-gpu-bytes` is the older name of `--max-bytes`; give one of them")
         if self.tasks is not None:
             self._check_synthetic()
             return

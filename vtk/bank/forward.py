@@ -17,6 +17,7 @@ from torch import Tensor
 from vtk.bank.folded import Folded
 from vtk.bank.grouped_weights import GroupedMatrix, SmallStack
 from vtk.bank.layout import Layout
+from vtk.bank.stacked_tables import add_changes
 from vtk.bank.task_heads import CallEnds
 from vtk.fused.attention_stage import AttentionStage
 from vtk.fused.mlp_stage import MlpStage
@@ -91,6 +92,8 @@ def _embedded(
         return rows, normalize(rows, norm, plan.kernels)
     added = F.linear(rows, folded.matrix).index_select(0, at["patch_row"])
     table = ends.table.index_select(0, at["table_row"])
+    if "thin_table" in at and ends.low_rank is not None and ends.low_rank.factors is not None:
+        add_changes(table, ends.low_rank.factors, at["place"], at["table_slot"], at["thin_table"])
     if stem.pre is None:
         return _add_and_norm(table, added, norm, plan)
     x, eps = table.add_(added), stem.pre.eps

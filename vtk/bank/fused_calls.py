@@ -70,12 +70,14 @@ class FusedCall:
         order = sorted(entries.values(), key=lambda e: (slots[e.number].group, slots[e.number].own))
         names = [e.name for e in order]
         found, seen = ends.of_call(names), positions.of_call(names)
+        low = found.low_rank
+        prefix, table_slot = ({}, {}) if low is None else (low.prefix, low.slot)
         sizes = {size: i for i, size in enumerate(sorted({e.card.input.size for e in order}))}
         parts = tuple(
             Part(
                 slots[e.number].group, counts[e.name], e.tokens, sizes[e.card.input.size],
                 found.table_at.get(e.name, 0), found.head_at.get(e.name), seen.first_row.get(e.name),
-                slots[e.number].own, slots[e.number].thin,
+                slots[e.number].own, slots[e.number].thin, prefix.get(e.name), table_slot.get(e.name),
             ) for e in order
         )  # fmt: skip
         return cls(folded, norm, found, order, parts, kernels, seen)

@@ -96,4 +96,8 @@ class _FakeEnds(HeldEnds):
 
 def _fake_ends(ends: CallEnds) -> CallEnds:
     heads = tuple(Heads(_fake(stacked(h.w)), _fake(stacked(h.b))) for h in ends.heads)
-    return dataclasses.replace(ends, table=None if ends.table is None else _fake(ends.table), heads=heads)
+    low = ends.low_rank
+    if low is not None and low.factors is not None:
+        low = dataclasses.replace(low, factors=low.factors.map(_fake))
+    table = None if ends.table is None else _fake(ends.table)
+    return dataclasses.replace(ends, table=table, heads=heads, low_rank=low)

@@ -37,6 +37,8 @@ class Part:
         rope: first row of its rotary table; None for no rotary embedding.
         own: of its biases and norms, among those of all tasks; None for ``slot``.
         thin: of its factors, ascending; None for a task of whole matrices.
+        prefix: first row and number of its own rows before the patches, where ``table`` is the base's.
+        table_slot: of the factors of its table there; None for a whole table.
     """
 
     slot: int
@@ -48,6 +50,8 @@ class Part:
     rope: int | None = None
     own: int | None = None
     thin: int | None = None
+    prefix: tuple[int, int] | None = None
+    table_slot: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Bucket:
         longest: bound of the tokens of an image.
         whole: whether tasks have whole matrices.
         thin: whether tasks have factors.
+        tables: whether tasks have low-rank tables.
     """
 
     rows: int
@@ -67,6 +72,7 @@ class Bucket:
     longest: int
     whole: bool = True
     thin: bool = False
+    tables: bool = False
 
     @classmethod
     def exact(cls, parts: Iterable[Part]) -> "Bucket":
@@ -74,7 +80,8 @@ class Bucket:
         parts = tuple(parts)
         rows, segments = sum(p.images * p.tokens for p in parts), sum(p.images for p in parts)
         thin = [p.thin is not None for p in parts]
-        return cls(rows, segments, max(p.tokens for p in parts), not all(thin), any(thin))
+        tables = any(p.table_slot is not None for p in parts)
+        return cls(rows, segments, max(p.tokens for p in parts), not all(thin), any(thin), tables)
 
     def up(self) -> "Bucket":
         """Round up: rows by at most 1/8 or to the next 256, segments by at most 1/4, tokens by 1/4 or to the next 64.
@@ -128,9 +135,11 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         ``pool_bounds`` (2·S + 1), first row and first pooled row of each segment; ``table_row`` (T), row of the tasks'
         table; ``patch_row`` (T), row among those of all patches by size; ``row_slot`` (T) and ``segment_slot``
         (S), place of biases and norms; ``rope_row`` (T), row of the rotary tables, if there are such;
-        ``rows`` (3, G) tile map of the rows by slot, ``pooled`` that of one row a segment, ``thin_rows`` and
-        ``thin_pooled`` those of tasks with factors by ``Part.thin``, if there are such; ``head0`` and so on those of
-        the pooled rows in the order of classifiers; ``ordered`` (S), pooled rows in that order.
+        ``rows`` (3, G) tile map of the rows by slot, ``pooled`` that of one row a segment; where tasks have factors,
+        ``thin_rows`` and ``thin_pooled`` those of such tasks by ``Part.thin``; where tables are of low rank, ``place``
+        (T), row among an image's patches or −1, ``table_slot`` (S) of each part and ``thin_table``, tile map by part;
+        ``head0`` and so on those of the pooled rows in the order of classifiers; ``ordered`` (S), pooled rows in that
+        order.
     """
     t, s = bucket.rows, bucket.segments
     images, tokens = _column(parts, "images"), _column(parts, "tokens")
@@ -148,10 +157,12 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
     patches[by_size] = np.cumsum([0, *(images * tokens)[by_size]])[:-1]
     rows = images * tokens
     starts = ends - rows
+    tables, before = _column(parts, "table"), np.array([(p.prefix or (0, 0))[0] for p in parts], np.int64)
+    prefixes = np.repeat([(p.prefix or (0, 0))[1] for p in parts], rows)
     own = np.array([p.slot if p.own is None else p.own for p in parts], np.int64)
     arrays: dict[str, Any] = {
         "cu_seqlens": bounds, "first_row": firsts, "pool_bounds": pool_bounds,
-        "table_row": _spread(np.repeat(_column(parts, "table"), rows) + local, t),
+        "table_row": _spread(np.where(local < prefixes, np.repeat(before, rows), np.repeat(tables, rows)) + local, t),
         "patch_row": _spread(np.repeat(patches - starts, rows) + np.arange(ends[-1]), t),
         "row_slot": _spread(np.repeat(own, rows), t),
         "segment_slot": _spread(np.repeat(own, images), s),
@@ -170,6 +181,13 @@ def lay_out(parts: tuple[Part, ...], bucket: Bucket, heads: int = 0, skip: int =
         )
         arrays["thin_rows"] = tile_map(of_rows, TILE, t // TILE + s)
         arrays["thin_pooled"] = tile_map(of_pooled, POOLED_TILE, s // POOLED_TILE + s)
+
+    if bucket.tables:
+        low = [i for i, p in enumerate(parts) if p.table_slot is not None]
+        is_low = np.repeat([p.table_slot is not None for p in parts], rows)
+        arrays["place"] = _spread(np.where(is_low & (local >= prefixes), local - prefixes, -1), t, -1)
+        arrays["table_slot"] = _spread(np.array([p.table_slot or 0 for p in parts]), s)
+        arrays["thin_table"] = tile_map(_runs(low, starts[low], ends[low]), TILE, t // TILE + s)
 
     by_head = sorted(range(len(parts)), key=lambda i: (parts[i].head or (0, 0), i)) if heads else range(len(parts))
     order = np.concatenate([np.arange(pooled_ends[i] - images[i], pooled_ends[i]) for i in by_head])

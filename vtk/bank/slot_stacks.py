@@ -13,6 +13,13 @@ _SPARE = 16
 """A full stack grows by 1/16: a bank saves memory, and copies are cheap."""
 
 
+def release(*tensors: Tensor | None) -> None:
+    """Let tensors go that kernels of this stream may still read: their memory is perhaps of another stream's."""
+    for tensor in tensors:
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream())
+
+
 class SlotStacks:
     """Stacks of equal tensors of many tasks, layer by layer.
 
@@ -101,7 +108,6 @@ class SlotStacks:
                 new = old.new_zeros(capacity, *old.shape[1:])
                 new[: len(order)] = old[used]
                 part[key] = new
-                if old.is_cuda:  # its memory is of another stream perhaps, which knows nothing of this one
-                    old.record_stream(torch.cuda.current_stream())
+                release(old)
         self.slots = {number: slot for slot, number in enumerate(order)}
         return old_slots

@@ -58,16 +58,19 @@ class State:
             return (self.version,)
         ends = self.ends.of_call(list(names))
         heads = [t for h in ends.heads for t in (h.w, h.b)]
-        tensors = [t for t in (ends.table, self.positions.rope, *heads) if isinstance(t, Tensor)]
+        factors = None if ends.low_rank is None else ends.low_rank.factors
+        low = [] if factors is None else [factors.a, factors.b, factors.spans]
+        tensors = [t for t in (ends.table, self.positions.rope, *heads, *low) if isinstance(t, Tensor)]
         shared = None if self.shared is None else self.shared.number
-        return (shared, *((t.data_ptr(), t.shape) for t in tensors))
+        rank = 0 if factors is None else factors.rank
+        return (shared, rank, *((t.data_ptr(), t.shape) for t in tensors))
 
     def fixed_bytes(self) -> int:
         """Return the bytes that are always on the device: the shared part, and the tasks' tables and classifiers."""
         held = [] if self.shared is None else list(self.shared.held())
         if self.attention is not None and self.attention.resident:
             held += self.attention.tensors()
-        tables = [m.table for m in self.models.values() if m.table is not None]
+        tables = self._base_tables() if self.attention is not None and self.attention.resident else []
         ends = 0 if self.ends is None else self.ends.nbytes
         own = sum(e.end_bytes for e in self.entries.values())
         return n_bytes([*held, *tables, *self.positions.tensors()]) + ends + own
@@ -77,8 +80,11 @@ class State:
         ends = [t for m in self.models.values() for t in m.tensors()]
         found = n_bytes(list({id(t): t for t in ends}.values()))
         if self.attention is not None and not self.attention.resident:
-            found += n_bytes(self.attention.tensors())
+            found += n_bytes([*self.attention.tensors(), *self._base_tables()])
         return found
+
+    def _base_tables(self) -> list[Tensor]:
+        return [m.table for m in self.models.values() if m.table is not None]
 
     def own_bytes(self, name: str) -> int:
         """Return the bytes of what only this task has, without attention's weights."""

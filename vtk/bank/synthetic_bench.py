@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +81,8 @@ def bench_synthetic(config: BenchConfig) -> SyntheticResult:
             model=start.spec.name, size=start.input.size, classes=config.task_classes, device=str(bank.device),
             dtype=str(bank.dtype).removeprefix("torch."), rounds=config.rounds, models_held=len(models), adding=adding,
             bytes=Bytes(
-                one_model=each, bank_base=memory.base_bytes, bank=memory.total_bytes - memory.graph_bytes,
+                one_model=each, bank=memory.total_bytes - memory.graph_bytes, bank_base=memory.base_bytes,
+                bank_factors=memory.factor_bytes, bank_merged=memory.merged_bytes, bank_host=memory.host_bytes,
                 separate=each * config.tasks, packs=sum(map(pack_bytes, packs.values())),
             ),
         )  # fmt: skip
@@ -120,11 +120,8 @@ def _write(config: BenchConfig, start: Created, folder: Path) -> dict[str, Path]
 
 def _bank(config: BenchConfig, packs: Mapping[str, Path], base: Path | None, device: str) -> tuple[TaskBank, Adding]:
     """Return a bank of all packs, and how long adding them took."""
-    options: dict[str, Any] = {} if config.max_bytes is None else {"max_bytes": config.max_bytes}
-    if config.max_gpu_bytes is not None:
-        options["max_gpu_bytes"] = config.max_gpu_bytes
     dtype = {**DTYPES, "fp64": torch.float64}.get(config.dtype)  # `auto`: None
-    bank, took = TaskBank(base, device=device, dtype=dtype, **options), []
+    bank, took = TaskBank(base, device=device, dtype=dtype, max_bytes=config.budget), []
     with console.progress("adding", len(packs), unit="packs") as tracker:
         for name, pack in packs.items():
             start = time.perf_counter()

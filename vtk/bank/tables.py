@@ -75,7 +75,7 @@ def low_rank_table(base: Tensor, whole: Tensor, factors: Factors, embedding: Emb
         size: of its images in pixels, height first.
     """
     n = 0 if embedding.prefix is None else embedding.prefix.shape[1]
-    part = Factors(factors.a, factors.b[embedding.own :], factors.scale, factors.a_scale, factors.b_scale)
+    part = Factors(factors.a, factors.b[embedding.own :].clone(), factors.scale, factors.a_scale, factors.b_scale)
     if not factors.rank:
         part = Factors(whole.new_empty(0, whole.shape[1]), whole.new_empty(len(whole) - n, 0))
     elif embedding.resampler is not None:

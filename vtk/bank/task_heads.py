@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vtk.bank.folded import Piece, n_bytes
 from vtk.bank.row_arena import RowArena
+from vtk.bank.stacked_tables import CallTables, StackedTables
 from vtk.bank.tables import LowRankTable, Table, table_tensors, whole_table
 from vtk.models.packed.products import Stack
 from vtk.models.weights.base import tensor_hash
@@ -47,6 +48,7 @@ class CallEnds:
         heads: by width, ascending.
         head_at: of each task, the index in ``heads`` and the place in that stack.
         classes: of each task.
+        low_rank: where changes of the base's tables are, beside ``table``; None of tables that are whole.
     """
 
     table: Tensor | None
@@ -54,6 +56,7 @@ class CallEnds:
     heads: tuple[Heads, ...]
     head_at: Mapping[str, tuple[int, int]]
     classes: Mapping[str, int]
+    low_rank: CallTables | None = None
 
 
 class Ends(abc.ABC):
@@ -188,33 +191,25 @@ class StackedEnds(Ends):
     """All tables in one tensor, and classifiers padded to a few widths; changed in place, between calls.
 
     A loop over tasks would launch several kernels for each; with many tasks of one image each that takes longer than
-    the blocks. Low-rank tables are whole here.
+    the blocks.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._tables: RowArena | None = None
+        self._tables: StackedTables | None = None
         self._heads: dict[int, tuple[RowArena, RowArena]] = {}
-        self._table_keys: dict[str, int] = {}  # hash: block
-        self._uses: dict[str, int] = {}
-        self._table_of: dict[str, str] = {}
         self._places: dict[str, tuple[int, int, int]] = {}  # task: width, blocks of w and b
         self._classes: dict[str, int] = {}
-        self._names: set[str] = set()
+        self._names: dict[str, bool] = {}  # whether it has a table
         self._ready: CallEnds | None = None
 
     def add(self, name: str, piece: Piece) -> "StackedEnds":
         """Write a task's tables and classifier."""
         self._ready = None
-        self._names.add(name)
+        self._names[name] = piece.table is not None
         if piece.table is not None:
-            table = whole_table(piece.table)
-            key = self._table_of[name] = tensor_hash(table)
-            if self._tables is None:
-                self._tables = RowArena(tuple(table.shape[1:]), table.dtype, self.device)
-            if key not in self._table_keys:
-                self._table_keys[key] = self._tables.add(table)
-            self._uses[key] = self._uses.get(key, 0) + 1
+            self._tables = self._tables or StackedTables(self.device, piece.table)
+            self._tables.add(name, piece.table)
         if piece.w_head is not None and piece.b_head is not None:
             width = padded_classes(len(piece.w_head))
             parts = [_pad(t, width)[None] for t in (piece.w_head, piece.b_head)]
@@ -229,13 +224,9 @@ class StackedEnds(Ends):
     def remove(self, name: str) -> "StackedEnds":
         """Free a task's rows."""
         self._ready = None
-        self._names.discard(name)
-        if (key := self._table_of.pop(name, None)) is not None and self._tables is not None:
-            self._uses[key] -= 1
-            if not self._uses[key]:
-                del self._uses[key]
-                self._tables.drop(self._table_keys.pop(key))
-            self._tables = self._tables if self._uses else None
+        if self._names.pop(name, False) and self._tables is not None:
+            self._tables.remove(name)
+            self._tables = self._tables if len(self._tables) else None
         if name in self._places:
             width, *keys = self._places.pop(name)
             del self._classes[name]
@@ -248,14 +239,14 @@ class StackedEnds(Ends):
     @property
     def table(self) -> Tensor | None:
         """All tables, one after the other; None if tasks embed their own images."""
-        return None if self._tables is None else self._tables.rows
+        return None if self._tables is None else self._tables.rows.rows
 
     def piece(self, name: str) -> Piece | None:
         """Return copies of a task's table and classifier; None for no such task."""
         if name not in self._names:
             return None
-        key, w, b = self._table_of.get(name), None, None
-        table = None if key is None or self._tables is None else self._tables.block(self._table_keys[key]).clone()
+        w, b = None, None
+        table = self._tables.table(name) if self._names[name] and self._tables is not None else None
         if name in self._places:
             width, *keys = self._places[name]
             w, b = (arena.block(k)[0, : self._classes[name]].clone()
@@ -270,18 +261,16 @@ class StackedEnds(Ends):
             head_at = {
                 n: (widths.index(w), self._heads[w][0].first(key)) for n, (w, key, _) in self._places.items()
             }  # fmt: skip
-            table = None if self._tables is None else self._tables.rows
-            starts = {} if self._tables is None else {
-                n: self._tables.first(self._table_keys[key]) for n, key in self._table_of.items()
-            }  # fmt: skip
-            self._ready = CallEnds(table, starts, heads, head_at, dict(self._classes))
+            tables = None if self._tables is None else self._tables.of_call()
+            self._ready = CallEnds(
+                None if tables is None else tables.rows, {} if tables is None else tables.first, heads, head_at,
+                dict(self._classes), tables,
+            )  # fmt: skip
         return self._ready
 
     def own_bytes(self, name: str) -> int:
         """Return the bytes of a task's padded classifier, and of its table where no other task has it."""
-        found, key = 0, self._table_of.get(name)
-        if key is not None and self._uses[key] == 1 and self._tables is not None:
-            found += self._tables.block(self._table_keys[key]).nbytes
+        found = self._tables.own_bytes(name) if self._names.get(name) and self._tables is not None else 0
         if name in self._places:
             found += sum(arena.row_bytes for arena in self._heads[self._places[name][0]])
         return found
@@ -294,7 +283,7 @@ class StackedEnds(Ends):
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
         arenas: Iterable[RowArena] = (arena for pair in self._heads.values() for arena in pair)
-        return [*([] if self._tables is None else [self._tables.rows]), *(arena.rows for arena in arenas)]
+        return [*([] if self._tables is None else self._tables.tensors()), *(arena.rows for arena in arenas)]
 
 
 def padded_classes(classes: int) -> int:

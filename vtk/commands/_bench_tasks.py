@@ -69,6 +69,7 @@ def print_synthetic(result: "SyntheticResult") -> None:
     one = result.bytes.one_model
     held = (
         ("one model", one), ("bank", result.bytes.bank), ("  its base and shared tables", result.bytes.bank_base),
+        ("  its tasks' own weights", result.bytes.bank_factors), ("  merged copies of tasks", result.bytes.bank_merged),
         (f"{result.tasks} separate models", result.bytes.separate), ("packs on disk", result.bytes.packs),
     )  # fmt: skip
     rows = [(what, console.size(size), f"{size / one:.2f}") for what, size in held]

@@ -67,6 +67,9 @@ def marks(names: Collection[str]) -> dict[str, Recognise]:
             found[name] = png((f"{name.removesuffix('.png')}.json", LATENCY["latency.json"]))
     if LAYOUT in found:
         found[LAYOUT] = json_with("format", "stacks")
+        code = found[f"{SERVED}.py"] = _BY_SUFFIX[".py"]
+        # Python leaves it at an import
+        found[f"__pycache__/{SERVED}.*.pyc"] = lambda path: code(path.parent.parent / f"{SERVED}.py")
     return {**found, INDEX: _LISTED, README: IS_OURS}
 
 

@@ -95,8 +95,8 @@ def _check_pair(first: Member, other: Member, one_size: bool) -> None:
     sizes = [(c.input.in_chans, *c.input.size) for c in (a, b)]
     if one_size and sizes[0] != sizes[1]:
         sides = " and ".join("×".join(map(str, size)) for size in sizes)
-        raise UsageError(f"{both} take images of {sides} (channels, height, width); the gathered form has one "
-                         "input, so use --form files, where each task has its own")  # fmt: skip
+        raise UsageError(f"{both} take images of {sides} (channels, height, width); a file of many tasks has "
+                         "one input, so use --form files, where each task has its own")  # fmt: skip
 
 
 class Loader:

@@ -33,7 +33,7 @@ from vtk_export.triton.publish import link_file
 INDEX, BASE, PACKS = "tasks.json", "base.safetensors", "packs"
 _CHECKED = 3
 """Images of a task that it is verified with."""
-_AGAIN = 3
+AGAIN = 3
 """Tasks that are verified again."""
 PARTS = (CARD, TENSORS, HASHES)
 
@@ -103,7 +103,7 @@ def write_packs(
     cards = {name: read_card(path) for name, path in paths.items()}
     base = _common_base(paths, cards)
     known = {} if earlier is None else _known(earlier, base, paths)
-    again = list(known)[:_AGAIN]
+    again = list(known)[:AGAIN]
     expected: dict[str, tuple[Tensor, Tensor]] = {}
     whats: list[str] = []
     for i, (name, path) in enumerate(paths.items()):
@@ -195,13 +195,14 @@ def _known(earlier: Path, base: str, paths: Mapping[str, Path]) -> dict[str, Pat
         }
         wanted = {name: tasks[name]["digest"] for name in served}
         return {name: pack for name, pack in served.items()
-                if _has_digest(pack, wanted[name]) and _has_digest(paths[name], wanted[name])}  # fmt: skip
+                if pack_digest(pack) == wanted[name] == pack_digest(paths[name])}  # fmt: skip
     except (DataError, OSError, TypeError, KeyError, AttributeError):  # a damaged index: all are verified
         return {}
 
 
-def _has_digest(pack: Path, digest: str) -> bool:
-    return all((pack / part).is_file() for part in PARTS) and _digest(pack) == digest
+def pack_digest(pack: Path) -> str:
+    """Return what tells a pack's files from others; "" where one is absent or no plain file."""
+    return _digest(pack) if all((pack / part).is_file() for part in PARTS) else ""
 
 
 def _pack(path: Path) -> Path:

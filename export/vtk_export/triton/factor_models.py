@@ -16,16 +16,16 @@ from vtk.packs.cards import read_card
 from vtk.runtime.opening import open_source
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
+from vtk_export.tasks.index import LAYOUT
 from vtk_export.triton.bank_packs import INDEX, PACKS, PARTS
 from vtk_export.triton.constant_factors import write_constant
+from vtk_export.triton.factor_update import update_factors
 from vtk_export.triton.files import same_code, write_code
 from vtk_export.triton.order import ModelContent, Order, image_dims
 from vtk_export.triton.pbtxt import build, graph_slots
 from vtk_export.triton.publish import Draft, link_file
 from vtk_export.triton.served_by import serve_graph, serve_python
 from vtk_export.triton.task_models import parameters_of, slots_of
-
-LAYOUT = "factors.json"
 
 
 def takes_factors(order: Order) -> bool:
@@ -54,17 +54,24 @@ def fill_factors(draft: Draft, order: Order) -> ModelContent:
     config = order.config
     packs = {name: _pack(path) for name, path in order.named.items()}
     cards = {name: read_card(path) for name, path in packs.items()}
-    export_tasks(packs, _tasks_config(draft.at, order), base=config.base, show=order.show)
-    layout = read_json(draft.at / LAYOUT)
-    _write_packs(draft, packs, layout)
-    write_code(draft.at, "factors")
     inputs, outputs = slots_of(cards, None, config)
     message = build(order.name, config, inputs, outputs, parameters={**parameters_of(config), "form": "factors"},
                     warm=image_dims(cards), part_of=order.part_of)  # fmt: skip
-    if draft.old is not None and draft.last is not None and draft.old.config == message:
-        if layout["layout"] == _layout(draft.last):
-            if not same_code(draft.last, "factors"):
-                console.say(f"{order.name}: a server that runs version {draft.last.name} loads the tasks now, and this "
+    last = draft.last if draft.old is not None and draft.old.config == message else None
+    same = last is not None and same_code(last, "factors")
+
+    def export(named: Mapping[str, Path], out: Path) -> None:
+        export_tasks(named, _tasks_config(out, order, named), base=config.base, earlier=last, show=order.show)
+
+    if not (last is not None and same and update_factors(last, draft.at, packs, export, show=order.show)):
+        export(packs, draft.at)
+    layout = read_json(draft.at / LAYOUT)
+    _write_packs(draft, packs, layout)
+    write_code(draft.at, "factors")
+    if last is not None:
+        if layout["layout"] == _layout(last):
+            if not same:
+                console.say(f"{order.name}: a server that runs version {last.name} loads the tasks now, and this "
                             "release's code at its next start")  # fmt: skip
             draft.reuse()
         else:
@@ -82,7 +89,7 @@ def fill_constant(draft: Draft, order: Order) -> ModelContent:
     packs = {name: _pack(path) for name, path in order.named.items()}
     cards = {name: read_card(path) for name, path in packs.items()}
     folder = draft.folder / "factors"
-    export_tasks(packs, _tasks_config(folder, order), base=config.base, show=order.show)
+    export_tasks(packs, _tasks_config(folder, order, packs), base=config.base, show=order.show)
     layout = read_json(folder / LAYOUT)
     draft.at.mkdir()
     write_constant(folder, layout, cards, draft.at / "model.onnx")
@@ -108,13 +115,13 @@ def _write_packs(draft: Draft, packs: Mapping[str, Path], layout: Mapping[str, A
     write_json(draft.at / INDEX, {"format": 1, "layout": layout["layout"], "tasks": entries})
 
 
-def _tasks_config(out: Path, order: Order) -> TasksConfig:
+def _tasks_config(out: Path, order: Order, named: Mapping[str, Path]) -> TasksConfig:
     """Return the options of the graph's export."""
     config = order.config
     return TasksConfig(
         out=out, form="factors", factor_dtype=config.factor_dtype, opset=config.opset, split=config.split,
         fuse=config.fuse, profile=config.profile,
-        data=tuple(f"{n}={f}" for n, f in order.folders.items() if f and n in order.named), seed=config.seed,
+        data=tuple(f"{n}={f}" for n, f in order.folders.items() if f and n in named), seed=config.seed,
         threads=config.threads, target=config.target, static_batch=config.static_batch,
     )  # fmt: skip
 

@@ -70,6 +70,7 @@ def _put(proto: onnx.ModelProto, old: Mapping[str, Tensor], new: Mapping[str, Te
 def _convert_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vtk_export.tasks.build.convert", convert_once)
+        patch.setattr("vtk_export.tasks.factor_build.convert", convert_once)
         yield
 
 
@@ -192,7 +193,7 @@ def files(packs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> E
     return export(packs["pets"], packs["cb"], f"wide={packs['wide'] / 'task'}", "--out", out)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tools() -> Any:
     """What tests share: they cannot import from one another."""
 

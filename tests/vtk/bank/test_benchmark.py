@@ -20,5 +20,7 @@ def test_the_stage_in_small(
         rows = list(csv.DictReader(file))
     assert [row["provider"] for row in rows] == [
         "bank", "bank fused", "bank fused, half of it paged in", "timm", "fused+graph",
+        "bank factors", "bank int8 factors", "one model, fused+graph",
     ]  # fmt: skip
+    assert float(rows[6]["weights_bytes"]) < float(rows[5]["weights_bytes"])
     assert float(rows[0]["weights_bytes"]) < float(rows[3]["weights_bytes"])

@@ -111,6 +111,34 @@ def test_graphs_beside_paging_changes_and_streams(five: Any, tools: Any) -> None
         assert bank.memory().device_bytes <= limit
 
 
+@pytest.mark.parametrize("budget", [False, True], ids=["all", "paged"])
+def test_factors_of_any_rank_and_type_in_graphs(make_lab: Any, tools: Any, budget: bool) -> None:
+    lab = make_lab(init_values=0.5)
+    packs = {
+        "a": lab.factors("a", ranks=(3, 0, 20), seed=1), "b": lab.factors("b", ranks=(1, 2), size=48, seed=2),
+        "codes": lab.factors("codes", ranks=(4,), dtype="int8", seed=3), "whole": lab.pack("whole", seed=4),
+    }  # fmt: skip
+    merged = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=False)
+    bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True)
+    if budget:
+        limit = bank.memory().device_bytes - bank._store.bytes_of(bank._state.entries["b"].number) // 2
+        bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True, max_bytes=limit)
+    models = {name: lab.alone(path) for name, path in packs.items()}
+    for i, mix in enumerate(("a b", "b a", "codes", "codes a", "whole b", "b whole codes", "a b", "codes", "a") * 2):
+        counts = dict.fromkeys(mix.split(), 1 + i % 3)
+        images = tools.random_batch(bank, counts, i)
+        found, other = bank(images), merged(images)
+        for name, x in images.items():
+            wanted = models[name](x)
+            error, allowed = ((y[name].cpu().double() - wanted).norm() / wanted.norm() for y in (found, other))
+            assert error <= max(2 * allowed, 0.01), (mix, name)
+        assert not budget or bank.memory().device_bytes <= limit
+        if i == 8:
+            bank.remove("a")
+            bank.add("a", packs["a"])
+    assert bank._graphs is not None and len(bank._graphs) > 0
+
+
 def test_threads_share_graphs(five: Any, tools: Any) -> None:
     lab, packs = five
     bank = lab.bank(packs, device="cuda", dtype=torch.bfloat16, fused=True, graphs=True)

@@ -31,7 +31,7 @@ def formula(w: LowRankMatrix) -> Tensor:
 
 
 @given(
-    tasks=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=6),
+    tasks=st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 9), st.booleans()), min_size=1, max_size=6),
     gap=st.integers(0, 2),
     bias=st.booleans(),
     seed=st.integers(0, 99),
@@ -86,7 +86,7 @@ def test_adjacent_tasks_of_one_base_are_one_product(monkeypatch: pytest.MonkeyPa
     g = torch.Generator().manual_seed(0)
     base = torch.randn(F, K, generator=g)
     tasks = [LowRankMatrix(base, (Change(torch.randn(r, K), torch.randn(F, r)),)) for r in (2, 0, 1)]
-    bias = [torch.randn(F) for _ in tasks]
+    bias, sums = [torch.randn(F) for _ in tasks], list[int]()
     calls: list[int] = []
     original = Tensor.addmm_
 
@@ -97,6 +97,10 @@ def test_adjacent_tasks_of_one_base_are_one_product(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Tensor, "addmm_", counted)
     linear_by_runs(torch.randn(9, K), tasks, bias, [(0, 0, 4), (1, 4, 6), (2, 6, 9)])
     assert calls == [9, 4, 3]  # all rows by the base; then the rows of each task that has a change
+    calls.clear()
+    monkeypatch.setattr(LowRankMatrix, "merged", lambda m: sums.append(m.rank) or base)
+    linear_by_runs(torch.randn(9, K), tasks, bias, [(1, 0, 1), (0, 1, 2), (2, 2, 9)])
+    assert calls == [2, 1] and sums == [1]  # the last one has rows enough for a sum: 7 · (F + K) ≥ 2 · F · K
 
 
 def test_products_with_changes_have_gradients() -> None:

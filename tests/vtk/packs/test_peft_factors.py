@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.vtk.packs.test_peft_read import ATTENTION, HEAD, adapter, description
@@ -177,6 +178,15 @@ def test_a_start_that_the_file_does_not_hold_is_refused_by_name(
     assert "\n" not in str(caught.value) and not (tmp_path / "pack").exists()
 
 
+def test_factors_of_a_classifier_which_no_base_fixes_are_merged(base_file: Path, small: Any, tmp_path: Path) -> None:
+    config = lora(target_modules=r"head|blocks\.0\.attn\.qkv", modules_to_save=None)
+    merged = adapter(base_file, small, config, tmp_path / "a", classes=1000)
+    from_peft(tmp_path / "a", tmp_path / "pack", base=base_file, described=description(small, 1000))
+    pack = read_pack(tmp_path / "pack")
+    assert {n for n, f in pack.factors.items() if f.rank} == {"blocks.0.attn.qkv.weight"}
+    assert torch.equal(pack.dense["head.weight"], merged.state_dict()["head.weight"])
+
+
 def test_a_table_that_the_stored_base_does_not_have_stays_in_the_pack(
     base_file: Path, small: Any, tmp_path: Path
 ) -> None:
@@ -196,7 +206,7 @@ def test_a_table_that_the_stored_base_does_not_have_stays_in_the_pack(
 
 
 def compressed(
-    base: Path, small: Any, out: Path, *, dtype: Any = "fp32", model: str | None = None, **options: Any
+    base: Path, small: Any, out: Path, *, dtype: Any = "fp32", model: str | None = None, also: Any = (), **options: Any
 ) -> Path:
     """Write a pack as compression does: other ranks in each matrix, none in one, a low-rank table, exact biases."""
     created = build_model(model or small[0], num_classes=3, img_size=options.pop("img_size", 32), weights=base,
@@ -211,7 +221,7 @@ def compressed(
             b = torch.randn(value[..., 0].numel(), rank, generator=generator) / 9
             factors[name] = Factors(a, b, scale).to(dtype)
             value += factors[name].change().reshape(value.shape)
-        elif (".attn." in name and "bias" in name) or name.startswith("head"):
+        elif (".attn." in name and name.endswith(("proj.bias", "qkv.bias"))) or name.startswith("head") or name in also:
             value += torch.randn(value.shape, generator=generator) / 9
         else:
             continue
@@ -221,7 +231,7 @@ def compressed(
     return out
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_mixed_ranks_become_one_lora_adapter_and_come_back(
     base_file: Path, small: Any, tmp_path: Path, dtype: str
 ) -> None:
@@ -233,6 +243,9 @@ def test_mixed_ranks_become_one_lora_adapter_and_come_back(
     assert made.tuner == "LORA" and made.in_base == ("pos_embed",)
     # a layer without a change has factors of zeros, for its bias
     assert made.ranks == {module: rank or 1 for module, rank in ranks.items()}
+    with safe_open(tmp_path / "peft" / "adapter_model.safetensors", "pt") as file:
+        card = json.loads(file.metadata()["vtk_peft"])  # of no pack, so that an older vtk reads it
+    assert card["schema"] == 1 and "factors" not in card["pack"]
     # stock PEFT on stock timm, without anything of ours
     name, kwargs = small
     plain = timm.create_model(name, num_classes=3, img_size=32, **kwargs)
@@ -291,6 +304,19 @@ def test_layers_that_eva_reads_without_calling_are_targets_too(small: Any, tmp_p
         assert float((space["model"](x) - wanted).abs().max()) <= 1e-5
         space["model"].base_model.disable_adapter_layers()
         assert float((space["model"](x) - wanted).abs().max()) >= 1e-3
+
+
+def test_a_module_whose_name_ends_others_names_is_stored_alone(base_file: Path, small: Any, tmp_path: Path) -> None:
+    """PEFT takes `modules_to_save` for ends of names: `norm` would also be every `q_norm`."""
+    kwargs = {**small[1], "qk_norm": True}
+    torch.manual_seed(2)
+    save_file(timm.create_model(small[0], **kwargs).state_dict(), tmp_path / "qk.safetensors")
+    pack = compressed(tmp_path / "qk.safetensors", small, tmp_path / "pack", kwargs=kwargs, also=("norm.weight",))
+    made = to_peft(pack, tmp_path / "peft")
+    held = set(load_file(tmp_path / "peft" / "adapter_model.safetensors"))
+    assert "norm" in made.modules and {n for n in held if "norm" in n} == {
+        "base_model.model.norm.weight", "base_model.model.norm.bias",
+    }  # fmt: skip
 
 
 def test_adapter_only_holds_all_of_a_lora_pack_and_fits_the_base_itself(

@@ -4,6 +4,7 @@ The base's matrix is one tensor for all tasks, so rows of many tasks go through 
 products more. Source: Hu et al. 2022 (LoRA), eq. 3; kept apart at inference as by Sheng et al. 2024 (S-LoRA).
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,6 +91,19 @@ class LowRankMatrix:
         """Sum of the changes' ranks."""
         return sum(change.rank for change in self.changes)
 
+    @functools.cached_property
+    def thin(self) -> tuple[Tensor, Tensor] | None:
+        """Transposes (K, r), (r, F) of its only change, if that is of all rows and columns and in its type; else None.
+
+        They are made once: with few rows of a task, views take as long as products.
+        """
+        if len(self.changes) != 1:
+            return None
+        (change,) = self.changes
+        plain = change.a.dtype == self.base.dtype and change.scale is change.inputs is change.outputs is None
+        fits = (len(change.b), change.a.shape[1]) == tuple(self.shape)
+        return (change.a.t(), change.b.t()) if plain and fits and change.rank else None
+
     def own(self) -> list[Tensor]:
         """Return the tensors that only this task has."""
         found = [t for c in self.changes for t in (c.a, c.b, c.scale) if t is not None]
@@ -103,7 +117,7 @@ class LowRankMatrix:
         for change in self.changes:
             a, b = change.values(wide)
             rows, columns = slice(change.row, change.row + len(b)), slice(change.column, change.column + a.shape[1])
-            whole[rows, columns] += b @ a
+            whole[rows, columns].addmm_(b, a)
         return (whole if self.inputs is None else whole * self.inputs.to(wide)).to(self.base.dtype)
 
     def stacked(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

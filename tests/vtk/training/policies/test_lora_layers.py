@@ -20,8 +20,11 @@ from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
 from vtk.packs.adapters import called_leaves
+from vtk.packs.cards import read_card
+from vtk.packs.factor_facts import ranks_of
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
+from vtk.packs.to_peft import to_peft
 from vtk.training.finetune import finetune, memory_report
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
@@ -91,7 +94,7 @@ def measure(path, root, dtype):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weights, tmp_path, precision):
-    run = finetune(low(precision=precision, lora_rank=4, epochs=2))
+    run = finetune(low(precision=precision, lora_rank=4, lora_alpha=12.0, epochs=2))
     assert {p.name for p in run.adapter.iterdir()} == {
         "adapter_config.json", "adapter_model.safetensors", "base.safetensors", "README.md",
     }  # fmt: skip
@@ -111,7 +114,7 @@ def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weigh
     for name in TARGETS:
         a, b = (tensors[f"base_model.model.{name}.lora_{x}.weight"].double() for x in "AB")
         assert a.shape[0] == b.shape[1] == 4
-        wanted = base[f"{name}.weight"].double() + 16 / 4 * b @ a
+        wanted = base[f"{name}.weight"].double() + 12 / 4 * b @ a
         assert torch.allclose(state[f"{name}.weight"].double(), wanted, atol=1e-7)
     stored = load_file(run.task / "task.safetensors")
     assert set(stored) == {*(f"{n}.weight:{x}" for n in TARGETS for x in "ab"), "head.weight", "head.bias"}
@@ -120,8 +123,9 @@ def test_stock_peft_on_stock_timm_computes_what_the_pack_does(low, photos, weigh
             factor = tensors[f"base_model.model.{name}.lora_{x}.weight"]
             assert torch.equal(stored[f"{name}.weight:{x.lower()}"], factor)
     facts = json.loads((run.task / "task.json").read_text())["pack"]["factors"]
-    assert {n: f["scale"] for n, f in facts.items() if f["rank"] == 4} == {f"{n}.weight": 4.0 for n in TARGETS}
+    assert {n: f["scale"] for n, f in facts.items() if f["rank"] == 4} == {f"{n}.weight": 3.0 for n in TARGETS}
     assert facts["pos_embed"]["rank"] == 0  # as resampled from the base's
+    assert str(ranks_of(read_card(run.task), run.task)) == "4"
     same = [n for n in base if not n.startswith("head.") and n != "pos_embed" and n[: -len(".weight")] not in TARGETS]
     assert len(same) > 20 and all(torch.equal(state[n], base[n]) for n in same)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -172,6 +176,32 @@ def test_one_and_one_epochs_equal_two(low, tmp_path):
         finetune(low(out=tmp_path / "parts", resume=True, **{**changes, "lora_rank": 4}))
 
 
+@pytest.mark.slow
+def test_a_run_whose_pack_is_merged_as_older_versions_wrote_it_goes_on(low, tmp_path):
+    changes = {"epochs": 2, "lora_alpha": 12.0}
+    whole = finetune(low(out=tmp_path / "whole", **changes))
+    run = finetune(low(out=tmp_path / "old", stop_after=1, **changes))
+    task, file = load_task(run.task), run.task / "task.safetensors"
+    state, facts = task.model.state_dict(), dict(task.card.pack)
+    del facts["factors"], facts["start_layout"]
+    save_file({name: state[name].contiguous() for name in task.carried}, file)
+    card = json.loads((run.task / "task.json").read_text())
+    (run.task / "task.json").write_text(json.dumps(card | {"schema": 1, "pack": facts}))
+    assert not load_task(run.task).factors
+    done = finetune(low(out=tmp_path / "old", resume=True, **changes))
+    for name in ("task-last/task.safetensors", "adapter/adapter_model.safetensors"):
+        assert (whole.out / name).read_bytes() == (done.out / name).read_bytes(), name
+    with torch.no_grad():
+        assert torch.equal(load_task(done.task).model(IMAGES), load_task(whole.task).model(IMAGES))
+
+
+def test_a_rank_above_every_matrix_is_merged(low):
+    run = finetune(low(lora_rank=40))
+    assert not load_task(run.task).factors
+    stored = set(load_file(run.task / "task.safetensors"))
+    assert stored == {*(f"{name}.weight" for name in TARGETS), "head.weight", "head.bias", "pos_embed"}
+
+
 def test_pack_and_adapter_hold_the_average(low, photos, weights, tmp_path):
     changes = {"epochs": 3, "stop_after": 2, "lora_rank": 2, "batch_size": 12, "precision": "bf16"}
     plain = finetune(low(out=tmp_path / "plain", **changes))
@@ -219,7 +249,7 @@ def test_factors_on_the_ffn_are_said_to_leave_the_bank(low, capsys):
         TaskBank().add("a", run.task)
 
 
-def test_parallel_branches_and_int8_packs(low, photos):
+def test_parallel_branches_and_int8_packs(low, photos, tmp_path):
     changes = {"branches": 2, "pack_dtype": "int8", "weights": None, "pretrained": False}
     run = finetune(low(**changes, model_kwargs=("depth=4", "embed_dim=32", "num_heads=2")))
     stored = load_file(run.task / "task.safetensors")
@@ -228,6 +258,8 @@ def test_parallel_branches_and_int8_packs(low, photos):
     assert all(stored[n].dtype == torch.int8 and stored[f"{n}:scale"].shape == (8,) for n in names)
     top1, loss = measure(run.task, photos, torch.float32)
     assert (run.metrics.top1, run.metrics.loss) == (top1, pytest.approx(loss, abs=1e-12))  # of the rounded factors
+    made = to_peft(run.task, tmp_path / "peft")
+    assert {f"{name}.weight:a" for name in made.ranks if name.endswith("qkv")} == names
     # the branches have other names than the base's tensors, which stock PEFT cannot know
     assert (run.adapter / "base.safetensors").is_file()
 
