@@ -28,6 +28,10 @@ TASKS = {"pets": (3, (4, 0, 2), "fp32"), "cars": (5, (0,), "bf16"), "dogs": (2, 
 """Classes, ranks of the matrices in turn, and type of the factors in the pack."""
 
 
+CALLS = 60
+"""Of each thread, while tasks come and go."""
+
+
 class Hall:
     """A base, packs of factors on it, and an export of them."""
 
@@ -260,33 +264,35 @@ def test_a_folder_whose_graph_is_damaged_does_not_open(served: Any, done: Any, t
 
 def test_no_row_is_wrong_while_tasks_come_and_go(model: Any, served: Any, done: Any) -> None:
     """Every version of a task answers as that version does alone, whatever other threads do."""
-    pixels = images(2)
-    right = {name: model.run({name: pixels})[name] for name in TASKS}
+    pixels = [images(2, seed) for seed in range(3)]
+    right = [{name: model.run({name: some})[name] for name in TASKS} for some in pixels]
     wrong: list[str] = []
-    stop = threading.Event()
 
-    def call() -> None:
-        while not stop.is_set():
+    def call(which: int) -> None:
+        some, expected = pixels[which], right[which]
+        for _ in range(CALLS):
             try:
-                found = model.run({"pets": pixels, "guest": pixels})
+                found = model.run({"pets": some, "guest": some})
             except served.FactorError:
-                found = model.run({"pets": pixels})
-            guest = found.get("guest")
-            if not np.allclose(found["pets"], right["pets"], atol=1e-5):
+                found = model.run({"pets": some})
+            if not np.allclose(found["pets"], expected["pets"], atol=1e-5):
                 wrong.append("pets")
-            if guest is not None and not any(
-                guest.shape == right[n].shape and np.allclose(guest, right[n], atol=1e-5) for n in ("cars", "dogs")
+            guest = found.get("guest", expected["cars"])
+            if not any(
+                guest.shape == expected[n].shape and np.allclose(guest, expected[n], atol=1e-5)
+                for n in ("cars", "dogs")
             ):
                 wrong.append("guest")
 
-    threads = [threading.Thread(target=call) for _ in range(2)]
+    threads = [threading.Thread(target=call, args=(which,)) for which in range(3)]
     for thread in threads:
         thread.start()
-    for i in range(20):
+    for i in range(20 * CALLS):
+        if not any(thread.is_alive() for thread in threads):
+            break
         model.add("guest", done.out / ("cars.safetensors" if i % 2 else "dogs.safetensors"))
         model.replace("guest", done.out / ("dogs.safetensors" if i % 2 else "cars.safetensors"))
         model.remove("guest")
-    stop.set()
     for thread in threads:
         thread.join(60)
     assert not wrong
