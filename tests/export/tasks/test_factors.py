@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import timm
 import torch
@@ -22,6 +24,7 @@ from vtk.__main__ import main
 from vtk.models.create import build_model
 from vtk.packs.load import load_task
 from vtk.packs.synthetic import write_synthetic
+from vtk_export.tasks import factor_build
 
 NAME, KWARGS = "vit_tiny_patch16_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}
 TASKS = {"pets": (3, (4, 0, 2), "fp32"), "cars": (5, (0,), "bf16"), "dogs": (2, (3,), "int8")}
@@ -349,30 +352,37 @@ def test_options_that_do_not_go_with_factors(
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["rows", "padding"])
-def test_wrong_factors_are_exit_4_and_not_kept(
+FAULTS = {
+    "rows": "task `pets` against stored: batch 1: max error",
+    "padding": "gives logits",
+    "removal": "answers for `pets` after it was removed",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_files_are_exit_4_and_not_kept(
     hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: str
 ) -> None:
-    from vtk_export.tasks import factor_build
-
-    write = factor_build.write_rows
+    write, code = factor_build.write_rows, factor_build._CODE.read_text("utf-8")
 
     def wrong(path: Path, layout: Any, rows: Any, classes: Any) -> str:
         rows = dict(rows)
         if fault == "rows":
             rows["blocks.0.attn.proj.b"] = -rows["blocks.0.attn.proj.b"]
-        else:
-            rows["head.bias"] = torch.nn.functional.pad(rows["head.bias"], (0, 1))
-            rows["head.weight"] = torch.nn.functional.pad(rows["head.weight"], (0, 1))
+        elif fault == "padding":
+            for name in ("head.bias", "head.weight"):
+                rows[name] = torch.nn.functional.pad(rows[name], (0, 1))
             classes = [*classes, "one more"]
         return write(path, layout, rows, classes)
 
     monkeypatch.setattr(factor_build, "write_rows", wrong)
+    if fault == "removal":
+        (tmp_path / "code.py").write_text(code.replace("stack.write(slot, None)", "pass"), encoding="utf-8")
+        monkeypatch.setattr(factor_build, "_CODE", tmp_path / "code.py")
     argv = ["export", "tasks", str(hall.root / "pets"), "--form", "factors", "--out", str(tmp_path / "out")]
     assert main(argv) == 4
-    told = "task `pets` against stored: batch 1: max error" if fault == "rows" else "gives logits"
-    assert told in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    assert FAULTS[fault] in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 PAGE = """
@@ -472,3 +482,31 @@ def test_tasks_of_several_image_sizes_are_refused_by_name(
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert "`pets`" in error and "`wide`" in error and "3×32×32 and 3×32×48" in error and "--form files" in error
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_eight_tasks_take_at_most_a_quarter_more_than_one(served: Any, tools: Any, tmp_path: Path) -> None:
+    """At batch 8, on one thread, against the file of a single task; in time of the CPU, side by side."""
+    kwargs = {"depth": 2, "embed_dim": 384, "num_heads": 6}
+    torch.manual_seed(1)
+    base = tmp_path / "base.safetensors"
+    save_file(timm.create_model(NAME, num_classes=0, **kwargs).state_dict(), base)
+    created = build_model(NAME, num_classes=10, img_size=224, weights=base, kwargs=kwargs)
+    packs = [write_synthetic(tmp_path / f"t{i}", created, rank=16, dtype="bf16", seed=i) for i in range(8)]
+    done = tools.run_export(*packs, "--form", "factors", "--base", base, "--out", tmp_path / "out")
+    assert main(["export", "onnx", str(packs[0]), "--base", str(base), "--out", str(tmp_path / "one")]) == 0
+    model = served.FactorModel(done.out, threads=1)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(tmp_path / "one" / "model.onnx", options, providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).standard_normal((8, 3, 224, 224), np.float32)
+    batches = {f"t{i}": pixels[i : i + 1] for i in range(8)}
+    sides = (lambda: session.run(None, {"pixel_values": pixels}), lambda: model.run(batches))
+    spent: list[list[float]] = [[], []]
+    for _ in range(12):
+        for side, times in zip(sides, spent, strict=True):
+            start = time.process_time()
+            side()
+            times.append(time.process_time() - start)
+    assert min(spent[1]) <= 1.25 * min(spent[0])
