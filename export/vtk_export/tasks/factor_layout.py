@@ -154,9 +154,14 @@ def head_layers(model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key.rpartition(".")[0] for key in sorted(head_names(model))))
 
 
+def rank_axis(name: str) -> str:
+    """Return the name of the open axis of a layer's or table's factors."""
+    return f"rank_{name.replace('.', '_')}"
+
+
 def _factors(name: str, rows: int, columns: int, dtype: StackDtype, *, table: bool = False) -> list[Stack]:
     """Return both factors of a matrix (rows, columns) as products read them: x · a · b, or b · a for a table."""
-    rank = f"rank_{name.replace('.', '_')}"
+    rank = rank_axis(name)
     if table:
         return [Stack(f"{name}.b", (rows, rank), dtype), Stack(f"{name}.a", (rank, columns), dtype)]
     return [Stack(f"{name}.a", (columns, rank), dtype), Stack(f"{name}.b", (rank, rows), dtype)]

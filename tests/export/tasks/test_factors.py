@@ -430,7 +430,6 @@ BACKBONES = {
     "eva02": ("eva02_tiny_patch14_224", {"depth": 2, "embed_dim": 32, "num_heads": 2}, 28),
     "registers": (NAME, {**KWARGS, "reg_tokens": 2, "init_values": 0.1, "no_embed_class": True}, 32),
     "mean": (NAME, {**KWARGS, "global_pool": "avg", "class_token": False, "qk_norm": True}, 32),
-    "parallel": (NAME, {**KWARGS, "depth": 2}, 32),
 }
 
 
@@ -440,12 +439,10 @@ def test_other_backbones(kind: str, tools: Any, served: Any, tmp_path: Path) -> 
     name, kwargs, size = BACKBONES[kind]
     torch.manual_seed(1)
     save_file(timm.create_model(name, img_size=size, num_classes=0, **kwargs).state_dict(), tmp_path / "b.safetensors")
-    transforms = (tools.transforms["parallel"],) if kind == "parallel" else ()
     packs = []
     for i, (ranks, classes) in enumerate((((3, 0), 2), ((5,), 4))):
         created = build_model(
-            name, num_classes=classes, img_size=size, weights=tmp_path / "b.safetensors", kwargs=kwargs,
-            transforms=transforms,
+            name, num_classes=classes, img_size=size, weights=tmp_path / "b.safetensors", kwargs=kwargs
         )  # fmt: skip
         packs.append(f"t{i}={write_synthetic(tmp_path / f't{i}', created, rank=ranks, seed=i)}")
     done = tools.run_export(

@@ -25,7 +25,7 @@ def mixed(make_lab: Any) -> Any:
         "none": lab.factors("none", ranks=(0,), classes=2, seed=3),
         "codes": lab.factors("codes", ranks=(3,), seed=4, dtype="int8"),
         "half": lab.factors("half", ranks=(2,), seed=5, dtype="bf16"),
-        "some": lab.factors("some", ranks=(1,), seed=6, whole=("blocks.0.attn.proj", "pos_embed")),
+        "some": lab.factors("some", ranks=(1,), seed=6, whole=("blocks.0.attn.proj", "blocks.1.attn.qkv", "pos_embed")),
         "weights": lab.factors("weights", ranks=(2,), seed=7, parts=("qkv.bias",)),
         "whole": lab.pack("whole", classes=4, seed=8),
         "head": lab.pack("head", train="head", classes=5, seed=9),
