@@ -103,11 +103,14 @@ CHECKED_ALONE: dict[str, tuple[Edit, str]] = {
     "a rank that is true": (lambda t, c: facts(c, rank=True), "the rank of .* is True"),
     "a rank of 2.0": (lambda t, c: facts(c, rank=2.0), "the rank of .* is 2.0"),
     "a rank beyond the matrix": (
-        lambda t, c: (facts(c, rank=49), t.update({f"{QKV}:a": torch.ones(49, 48), f"{QKV}:b": torch.ones(144, 49)})),
-        r"have rank 49, and a matrix \(144, 48\) at most 48",
+        lambda t, c: (
+            facts(c, rank=145),
+            t.update({f"{QKV}:a": torch.ones(145, 48), f"{QKV}:b": torch.ones(144, 145)}),
+        ),
+        r"have rank 145, beyond both sides of their matrix \(144, 48\)",
     ),
-    "a matrix without rows": (change(f"{QKV}:b", lambda b: b[:0]), r"a matrix \(0, 48\) at most 0"),
-    "a matrix without columns": (change(f"{QKV}:a", lambda a: a[:, :0]), r"a matrix \(144, 0\) at most 0"),
+    "a matrix without rows": (change(f"{QKV}:b", lambda b: b[:0]), r"their matrix \(0, 48\)"),
+    "a matrix without columns": (change(f"{QKV}:a", lambda a: a[:, :0]), r"their matrix \(144, 0\)"),
     "no rank": (lambda t, c: c["pack"]["factors"].update({QKV: {}}), "the rank of .* is None"),
     "a list": (lambda t, c: c["pack"]["factors"].update({QKV: [2, 1.0]}), "the rank of .* is None"),
     "scale of 1e9": (lambda t, c: facts(c, scale=1e9), "the scale of .* is 1000000000.0; it is a number, at most 1e6"),
