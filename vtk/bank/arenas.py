@@ -23,9 +23,10 @@ class Arena:
     """Factors of one matrix (F, K), in the bank's dtype or in int8.
 
     Args:
-        base: (F, K), on the device, in the bank's dtype.
+        base: (F, K), in the bank's dtype; its values are not read.
         slots: number of slots.
         codes: whether factors are int8.
+        device: of the arena; by default that of ``base``.
 
     Attributes:
         a: (N, K).
@@ -38,8 +39,8 @@ class Arena:
         generation: changes with every address and with ``rank``.
     """
 
-    def __init__(self, base: Tensor, slots: int, *, codes: bool) -> None:
-        (features, size), device = base.shape, base.device
+    def __init__(self, base: Tensor, slots: int, *, codes: bool, device: torch.device | None = None) -> None:
+        (features, size), device = base.shape, device or base.device
         dtype, wide = torch.int8 if codes else base.dtype, torch.promote_types(base.dtype, torch.float32)
         self.a = torch.zeros(0, size, dtype=dtype, device=device)
         self.b = torch.zeros(0, features, dtype=dtype, device=device)

@@ -10,7 +10,7 @@ from vtk.bank.arenas import Arena
 from vtk.bank.device_form import SPAN, ThinForm, WholeForm, small_parts
 from vtk.bank.folded import Weights
 from vtk.bank.grouped_weights import Factored, GroupedMatrix, Slot, SmallStack
-from vtk.bank.slot_stacks import SlotStacks
+from vtk.bank.slot_stacks import SlotStacks, release
 from vtk.models.packed.low_rank import Change, LowRankMatrix, Matrix
 
 BASE = -1
@@ -29,7 +29,7 @@ class DevicePools:
         self.device = device
         self.whole, self.small = SlotStacks(device), SlotStacks(device, loose=True)
         self._arenas: list[dict[str, list[Arena]]] = []
-        self._base: list[dict[str, Tensor]] = []
+        self._base: list[dict[str, Tensor]] = []  # on the device, while it has no slot among the whole ones
         self._given: list[dict[str, Tensor]] = []  # the base's matrices as the bank has them
         self._owned = 0
 
@@ -53,7 +53,7 @@ class DevicePools:
     @property
     def merged_unit(self) -> int:
         """Bytes of a merged copy."""
-        return self.whole.unit or self.small.unit + sum(t.nbytes for part in self._base for t in part.values())
+        return self.whole.unit or self.small.unit + sum(t.nbytes for part in self._given for t in part.values())
 
     @property
     def used_bytes(self) -> int:
@@ -75,19 +75,19 @@ class DevicePools:
         arenas = [t for arena in self._all_arenas() for t in arena.tensors()]
         return [*stacks, *arenas, *(t for part in self._base for t in part.values())]
 
-    def base_bytes(self, forms: Sequence[ThinForm | WholeForm]) -> int:
-        """Return the bytes of the base among whole matrices, where it has to be there once these tasks are."""
+    def base_bytes(self, forms: Sequence[ThinForm | WholeForm], *, merged: bool = False) -> int:
+        """Return the bytes that the base takes among whole matrices once these tasks, or a merged copy, are there."""
         thin = bool(self.small.slots) or any(isinstance(f, ThinForm) for f in forms)
-        whole = len(self.whole.slots) > (BASE in self.whole.slots) or any(isinstance(f, WholeForm) for f in forms)
-        return self.merged_unit if thin and whole and BASE not in self.whole.slots else 0
+        whole = merged or any(isinstance(f, WholeForm) for f in forms)
+        whole = whole or len(self.whole.slots) > (BASE in self.whole.slots)
+        return self.merged_unit - self._owned if thin and whole and BASE not in self.whole.slots else 0
 
     def set_base(self, weights: Weights) -> bool:
         """Take the base's matrices from a task with factors; return whether it is the same base as before."""
         given = [{k: t.base for k, t in part.items() if isinstance(t, LowRankMatrix)} for part in weights]
         if not self._given:
             self._given = given
-            self._base = [{k: t.to(self.device) for k, t in part.items()} for part in given]
-            self._owned = sum(t.nbytes for part in self._base for t in part.values())
+            self._upload_base()
             self._arenas = [{k: [] for k in part} for part in given]
         return all(
             mine.keys() == new.keys() and all(t is new[k] or torch.equal(t, new[k]) for k, t in mine.items())
@@ -106,7 +106,7 @@ class DevicePools:
                         found = ArenaRows.of(matrix, matrix.base.dtype)
                         self._arena(i, key, found)
                     rows[i][key] = found
-        return ThinForm(small_parts(weights), rows, sum(map(len, self._base)))
+        return ThinForm(small_parts(weights), rows, sum(map(len, self._given)))
 
     def reserve(self, numbers: Sequence[int], forms: Sequence[ThinForm | WholeForm], *, exact: bool) -> None:
         """Find places for tasks, in larger memory if there is too little; ``exact``: no larger than it must be."""
@@ -121,9 +121,9 @@ class DevicePools:
             if order is not None:
                 for arena in self._all_arenas():
                     arena.reserve_slots(self.small.capacity, torch.tensor(order, dtype=torch.int64))
-            for base, found in zip(self._base, self._arenas, strict=True):
-                for key in base:
-                    found[key] = found[key] or [Arena(base[key], self.small.capacity, codes=False)]
+            for base, found in zip(self._given, self._arenas, strict=True):
+                for key, matrix in base.items():
+                    found[key] = found[key] or [Arena(matrix, self.small.capacity, codes=False, device=self.device)]
         for number, form in thin.items():
             for i, part in enumerate(form.rows):
                 for key, rows in part.items():
@@ -202,7 +202,7 @@ class DevicePools:
         for i, small in enumerate(self.small.stacks):
             whole = self.whole.stacks[i] if self.whole.stacks else {}
             layers.append({key: SmallStack(t, whole.get(key)) for key, t in small.items()})
-            for key, base_matrix in self._base[i].items():
+            for key, base_matrix in self._base_of(i).items():
                 bias = key.replace("weight", "bias")
                 arenas = self._arenas[i][key]  # one of them, of rank 0 perhaps, adds the biases
                 factors = tuple(Factored.of(a) for a in arenas if a.rank) or (Factored.of(arenas[0]),)
@@ -214,9 +214,9 @@ class DevicePools:
         if (slot := self.whole.slots.get(number)) is not None:
             return [{key: stack[slot] for key, stack in part.items()} for part in self.whole.stacks]
         at, found = self.small.slots[number], list[dict[str, Matrix]]()
-        for base, small, arenas in zip(self._base, self._small_of(number), self._arenas, strict=True):
+        for i, (small, arenas) in enumerate(zip(self._small_of(number), self._arenas, strict=True)):
             found.append(dict(small))
-            for key, matrix in base.items():
+            for key, matrix in self._base_of(i).items():
                 values = [arena.values(at) for arena in arenas[key]]
                 found[-1][key] = LowRankMatrix(matrix, tuple(Change(a, b.T) for a, b in values if len(a)))
         return found
@@ -230,20 +230,33 @@ class DevicePools:
         arenas, codes = self._arenas[layer][key], rows.a.dtype == torch.int8
         found = next((arena for arena in arenas if (arena.a.dtype == torch.int8) == codes), None)
         if found is None:
-            found = Arena(self._base[layer][key], self.small.capacity, codes=codes)
+            found = Arena(self._given[layer][key], self.small.capacity, codes=codes, device=self.device)
             arenas.append(found)
         return found if found.accept(rows) else None
 
     def _all_arenas(self) -> list[Arena]:
         return [arena for part in self._arenas for arenas in part.values() for arena in arenas]
 
+    def _base_of(self, layer: int) -> dict[str, Tensor]:
+        slot = self.whole.slots.get(BASE)
+        if slot is None:
+            return self._base[layer]
+        return {key: self.whole.stacks[layer][key][slot] for key in self._given[layer]}
+
+    def _upload_base(self) -> None:
+        self._base = [{k: t.to(self.device) for k, t in part.items()} for part in self._given]
+        self._owned = sum(t.nbytes for part in self._base for t in part.values())
+
     def _keep_base(self, *, shrink: bool = True) -> None:
-        """Hold the base among the whole matrices while there are both kinds."""
-        others = len(self.whole.slots) > (BASE in self.whole.slots)
-        if others and self.small.slots and BASE not in self.whole.slots:
+        """Hold the base among the whole matrices while there are both kinds, and by itself otherwise."""
+        mixed = bool(self.small.slots) and len(self.whole.slots) > (BASE in self.whole.slots)
+        if mixed and BASE not in self.whole.slots:
             self.whole.reserve((BASE,), self.whole.needs((BASE,)))
             for i, base in enumerate(self._base):
                 blank = {k: t.new_zeros(t.shape[1:]) for k, t in self.whole.stacks[i].items() if k not in base}
                 self.whole.write(i, BASE, {**blank, **base})
-        elif BASE in self.whole.slots and not (others and self.small.slots):
+            release(*(t for part in self._base for t in part.values()))
+            self._base, self._owned = [], 0
+        elif BASE in self.whole.slots and not mixed:
             self.whole.drop(BASE, shrink=shrink)
+            self._upload_base()

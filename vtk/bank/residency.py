@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vtk.errors import UsageError
@@ -34,6 +34,10 @@ class Residency:
 
     def __len__(self) -> int:
         return len(self._used)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the numbers, the least recently used first."""
+        return iter(list(self._used))
 
     def admit(self, numbers: Collection[int], limit: int | None, sizes: Mapping[int, int] | None = None) -> Change:
         """Make room for a call, and record it as the latest use.

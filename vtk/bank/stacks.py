@@ -39,6 +39,7 @@ class StackStore(Store):
         self._thin: set[int] = set()
         self._copies: dict[int, int] = {}
         self._hot = HotTasks()
+        self._last: tuple[Weights, _Form] | None = None
         self._lock = threading.RLock()
         cuda = device.type == "cuda"
         self._side: Any = torch.cuda.Stream(device) if cuda else None
@@ -71,8 +72,9 @@ class StackStore(Store):
         """Write the weights to the device; with a limit, into host memory until a call needs them."""
         if not self._sizes:  # the next base may have other shapes
             release(*self.pools.tensors())
-            self.pools = DevicePools(self.device)
+            self.pools, self._last = DevicePools(self.device), None
         form = self._form(weights)
+        self._last = None
         self.unit = self._sizes[number] = form.nbytes
         if isinstance(form, ThinForm):
             self._thin.add(number)
@@ -114,6 +116,11 @@ class StackStore(Store):
     def device_bytes(self) -> int:
         """Return the bytes of everything on the device, free slots and rows included."""
         return self.pools.nbytes
+
+    def common_bytes(self) -> int:
+        """Return the bytes of the base's matrices, of vectors that tasks share, and of free slots and rows."""
+        own = sum(size for number, size in self._sizes.items() if number in self.residency)
+        return self.pools.nbytes - own - sum(self._copies.values())
 
     def host_bytes(self) -> int:
         """Return the bytes of the host's copies."""
@@ -161,7 +168,7 @@ class StackStore(Store):
         if self.room is None or not called:
             return
         size = self.pools.merged_unit
-        base = 0 if self._copies or self.pools.whole.slots else size  # the base's own slot beside the first
+        base = self.pools.base_bytes((), merged=True)  # its own slot beside the first
         most = (self.room - self.pools.used_bytes + sum(self._copies.values()) - base) // size
         number, colder = self._hot.choose(called, self._copies.keys(), max(0, most))
         if number is None:
@@ -174,16 +181,14 @@ class StackStore(Store):
         self._copies[number] = size
 
     def _form(self, weights: Weights) -> _Form:
-        if is_thin(weights) and self.pools.set_base(weights):
-            return self.pools.thin_form(weights)
-        return whole_form(weights)
+        if self._last is None or self._last[0] is not weights:  # `cost` comes before `put`
+            thin = is_thin(weights) and self.pools.set_base(weights)
+            self._last = weights, self.pools.thin_form(weights) if thin else whole_form(weights)
+        return self._last[1]
 
     def _enter(self, numbers: Sequence[int]) -> list[Any]:
         """Bring tasks onto the device; return one event for each layer, none where nothing is left to wait for."""
-        coming = [self._host[n] for n in numbers if n not in self.residency]
-        base, room = self.pools.base_bytes(coming), None
-        if self.room is not None:
-            room = max(0, self.room - self.pools.fixed_bytes - base)
+        base, room = self._room_for(numbers)
         change = self.residency.admit(numbers, room, self._sizes)
         for number in change.leave:
             self._copies.pop(number, None)
@@ -206,6 +211,24 @@ class StackStore(Store):
                     self.pools.write(i, number, form)
                 events.append(self._side.record_event())
         return events
+
+    def _room_for(self, numbers: Sequence[int]) -> tuple[int, int | None]:
+        """Return the bytes of the base among whole matrices that a call adds, and the room for weights of tasks."""
+        if self.room is None:
+            return 0, None
+        kinds, needed = {n in self._thin for n in numbers}, sum(self._sizes[n] for n in numbers)
+        for others in (False, True):
+            if others:  # a call of one kind of tasks, for which the base beside those of the other leaves too little
+                for number in [n for n in self.residency if (n in self._thin) not in kinds]:
+                    self.residency.forget(number)
+                    self.pools.drop(number, shrink=False)
+                for number in list(self._copies):
+                    self._unmerge(number)
+            base = self.pools.base_bytes([self._host[n] for n in numbers if n not in self.residency])
+            room = self.room - self.pools.fixed_bytes - base
+            if needed <= room or len(kinds) > 1:
+                break
+        return base, max(0, room)
 
     def _make_room(self, size: int) -> None:
         """Drop merged copies of the least used tasks, and give free memory back, until so many bytes more fit."""

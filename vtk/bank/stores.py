@@ -55,6 +55,10 @@ class Store(abc.ABC):
     def device_bytes(self) -> int:
         """Return the bytes on the device, merged copies included."""
 
+    def common_bytes(self) -> int:
+        """Return the bytes on the device that are of no single task, such as the base's matrices and free places."""
+        return 0
+
     @abc.abstractmethod
     def host_bytes(self) -> int:
         """Return the bytes of copies on the host for paging."""

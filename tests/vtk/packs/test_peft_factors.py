@@ -231,7 +231,7 @@ def compressed(
     return out
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_mixed_ranks_become_one_lora_adapter_and_come_back(
     base_file: Path, small: Any, tmp_path: Path, dtype: str
 ) -> None:
