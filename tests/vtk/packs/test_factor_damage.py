@@ -177,6 +177,15 @@ def test_a_reader_with_the_base_refuses(whole: dict[str, Path], tmp_path: Path, 
         load_task(damaged(whole["fp32"], tmp_path / "pack", edit))
 
 
+@pytest.mark.parametrize("name", ["a classifier", "a table without its hash", "a layout of text"])
+def test_without_transforms_no_model_is_needed_to_refuse_a_change_without_a_start(
+    whole: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    edit, match = CHECKED_WITH_A_MODEL[name]
+    with pytest.raises(DataError, match=match):
+        read_pack(damaged(whole["fp32"], tmp_path / "pack", edit))
+
+
 def test_a_bank_that_builds_no_model_refuses_them_too_and_goes_on(
     whole: dict[str, Path], shared_pack: Path, tmp_path: Path
 ) -> None:
