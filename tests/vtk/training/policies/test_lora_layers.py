@@ -190,7 +190,8 @@ def test_a_run_whose_pack_is_merged_as_older_versions_wrote_it_goes_on(low, tmp_
     assert not load_task(run.task).factors
     done = finetune(low(out=tmp_path / "old", resume=True, **changes))
     for name in ("task-last/task.safetensors", "adapter/adapter_model.safetensors"):
-        assert (whole.out / name).read_bytes() == (done.out / name).read_bytes(), name
+        one, two = (load_file(out / name) for out in (whole.out, done.out))
+        assert one.keys() == two.keys() and all(torch.equal(one[n], two[n]) for n in one), name
     with torch.no_grad():
         assert torch.equal(load_task(done.task).model(IMAGES), load_task(whole.task).model(IMAGES))
 
