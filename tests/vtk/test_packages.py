@@ -29,7 +29,10 @@ OPTIONAL = {
     "pyarrow": "tables of labels in parquet, by the extra `parquet`; asked for when one is read",
     "tensorrt": "runs built engines; belongs to a machine's CUDA, so the user installs the one that fits",
 }
-SERVED = {"triton_python_backend_utils", "vtk_images", "vtk_index", "vtk_prepack", "vtk_rows"}
+SERVED = {
+    "triton_python_backend_utils",
+    *(path.stem for path in (REPO / "export/vtk_export/triton/served").glob("vtk_*.py")),
+}
 """Modules that files of a server's repository find in the server or beside themselves."""
 
 
