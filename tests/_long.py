@@ -82,7 +82,7 @@ KEPT = {
     "tests/vtk/bank/test_bank.py::test_a_mixed_batch_equals_single_task_models": 2,
     "tests/vtk/bank/test_bank.py::test_every_part_of_timm_s_model": 4,
     "tests/vtk/bank/test_bank_graphs.py::test_one_graph_turns_tokens_of_every_size_by_their_own_table": 1,
-    "tests/vtk/bank/test_factors.py::test_factors_of_every_form_of_attention": 2,
+    "tests/vtk/bank/test_factors.py::test_factors_of_every_form_of_attention": 1,
     "tests/vtk/bank/test_families.py::test_packs_of_several_sizes_are_their_own_models": 2,
     "tests/vtk/bank/test_families.py::test_tokens_that_are_no_patches_are_a_task_s_own": 1,
     "tests/vtk/bank/test_forward.py::test_kernels_of_tasks_with_rotary_embedding_and_swiglu": 1,
