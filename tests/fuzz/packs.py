@@ -75,6 +75,19 @@ def _read_adapter(folder: Path, file: Path) -> None:
     _check_task(__import__("vtk").load_task(out))
 
 
+def _read_lora(folder: Path, file: Path) -> None:
+    """Also back to an adapter: a pack that is taken can be written as one, or is refused in one line."""
+    from vtk.packs.from_peft import from_peft
+    from vtk.packs.to_peft import to_peft
+
+    out, again = (folder.parent / name for name in ("lora-pack", "lora-again"))
+    for path in (out, again):
+        shutil.rmtree(path, ignore_errors=True)
+    from_peft(folder, out, base=V0_1 / "base.safetensors", overwrite=True)
+    _check_task(__import__("vtk").load_task(out, base=V0_1 / "base.safetensors"))
+    to_peft(out, again, base=V0_1 / "base.safetensors")
+
+
 def _read_state(folder: Path, file: Path) -> None:
     from vtk.training.runs.resume_state import load_state
 
@@ -89,6 +102,7 @@ READERS = {
     "checkpoint": Reader(700, copy("digits.safetensors"), _read_checkpoint, {".safetensors": TENSORS}),
     "bundle": Reader(500, copy("digits.vtkbundle"), _read_bundle, {".json": JSON, ".safetensors": TENSORS}),
     "adapter": Reader(200, copy("digits-peft"), _read_adapter, {".json": JSON, "model.safetensors": TENSORS}),
+    "lora": Reader(200, copy("runs/lora/adapter"), _read_lora, {".json": JSON, "model.safetensors": TENSORS}),
     "state": Reader(
         900,
         copy("runs/digits/last"),

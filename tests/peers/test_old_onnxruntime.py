@@ -13,7 +13,9 @@ from PIL import Image
 from vtk.__main__ import main
 from vtk.card import Card
 from vtk.models.create import build_model
+from vtk.packs.load import load_task
 from vtk.packs.pack import save_task
+from vtk.packs.synthetic import write_synthetic
 
 pytestmark = pytest.mark.peers
 
@@ -125,3 +127,39 @@ def test_an_old_onnxruntime_refuses_what_was_not_made_for_it(old: str, pack: Pat
     path = tmp_path / "out" / "model.onnx"
     done = run(old, path, feeds_of(path))
     assert done.returncode != 0 and "max supported IR version" in done.stderr
+
+
+FACTORS = """
+import sys
+import numpy as np
+folder, feeds, out = sys.argv[1:]
+sys.path.insert(0, folder)
+from vtk_factors import FactorModel
+model = FactorModel(folder, threads=1)
+model.remove("b")
+model.add("b", folder + "/b.safetensors")
+np.savez(out, **model.run(dict(np.load(feeds))))
+"""
+
+
+@pytest.mark.parametrize("python", ["VTK_OLD_ORT", "VTK_PEERS"])
+def test_the_class_of_a_file_of_factors_runs_in_plain_onnxruntime(
+    python: str, target: str, weights: Path, tmp_path: Path
+) -> None:
+    kwargs = {"depth": 2, "embed_dim": 48, "num_heads": 2}
+    packs = []
+    for name, classes, rank in (("a", 3, (4, 0)), ("b", 5, (2,))):
+        created = build_model("vit_tiny_patch16_224", num_classes=classes, img_size=32, weights=weights, kwargs=kwargs)
+        packs.append(str(write_synthetic(tmp_path / name, created, rank=rank, seed=classes)))
+    flags = ["--base", str(weights), "--form", "factors", "--target", target, "--out", str(tmp_path / "out")]
+    assert main(["export", "tasks", *packs, *flags]) == 0
+    pixels = {n: np.random.default_rng(i).standard_normal((2, 3, 32, 32), np.float32) for i, n in enumerate("ab")}
+    np.savez(tmp_path / "feeds.npz", **pixels)
+    argv = [os.environ[python], "-I", "-c", FACTORS, tmp_path / "out", tmp_path / "feeds.npz", tmp_path / "found.npz"]
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = dict(np.load(tmp_path / "found.npz"))
+    for name, images in pixels.items():
+        with torch.no_grad():
+            expected = load_task(tmp_path / name, base=weights).model(torch.from_numpy(images)).numpy()
+        np.testing.assert_allclose(found[name], expected, atol=2e-4 * np.abs(expected).max())

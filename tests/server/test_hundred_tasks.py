@@ -243,10 +243,12 @@ def test_tasks_come_change_and_go_under_load_and_every_answer_is_right(hundred: 
         for thread in threads:
             thread.join()
     seconds = time.monotonic() - start
-    told = {"answered": ledger.done, "refused": ledger.refused, "failed": len(ledger.failed),
-            "wrong": len(ledger.wrong), "per second": round(ledger.done / seconds),
-            **{f"{name}_ms": round(1000 * float(np.quantile(ledger.times, q))) for name, q in QUANTILES.items()},
-            "updates_s": [round(s, 1) for s in hundred.updates], "pss_mb": round(hundred.server.pss("many") / 1e6)}  # fmt: skip
+    told = {
+        "answered": ledger.done, "refused": ledger.refused, "failed": len(ledger.failed), "wrong": len(ledger.wrong),
+        "per second": round(ledger.done / seconds),
+        **{f"{name}_ms": round(1000 * float(np.quantile(ledger.times, q))) for name, q in QUANTILES.items()},
+        "updates_s": [round(s, 1) for s in hundred.updates], "pss_mb": round(hundred.server.pss("many") / 1e6),
+    }  # fmt: skip
     print(f"{hundred.config.backend}: {TASKS} tasks, {rounds} changes, {CLIENTS} clients: {json.dumps(told)}")
     assert ledger.failed == [] and ledger.wrong == [], (ledger.failed[:3], ledger.wrong[:3], hundred.server.tail())
     assert ledger.done >= REQUESTS and ledger.refused > 0

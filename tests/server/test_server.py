@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from vtk.data.decoding.images import load_image
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.packs.cards import read_card
+from vtk.packs.synthetic import write_synthetic
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
 
@@ -63,6 +64,8 @@ def running(lab: Any, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> I
     export(polling / "models", {"plain": packs["pets"]}, "onnxruntime", warmup=True)
     export(polling / "models", {"fixed": packs["pets"]}, "onnxruntime", static_batch=2, warmup=True)
     export(polling / "models", {"engine": packs["pets"]}, "tensorrt", dtype="fp16", warmup=True)
+    small = {str(rank): write_synthetic(root / "small" / str(rank), packs["pets"], rank=rank) for rank in (1, 2)}
+    export(polling / "models", small, "onnxruntime", name="numbers", form="factors", warmup=True)
     export(fixed / "models", three, "vtk", name="bank", warmup=True, max_batch_size=16)
     images = lab.images(12)
     logits = {name: lab.logits(path, images) for name, path in packs.items()}
@@ -213,7 +216,7 @@ def test_packs_come_change_and_go_under_load(running: Running, tools: Any, lab: 
 def test_a_config_for_onnxruntime_is_understood(running: Running) -> None:
     with running.polling.client("http") as client:
         index = {entry["name"]: entry for entry in client.get_model_repository_index()}
-    for name in ("plain", "fixed", "engine"):
+    for name in ("plain", "fixed", "engine", "numbers"):
         # the wheel's server has no such back-end; anything wrong with the config is said before that
         assert "unable to find backend library for backend 'onnxruntime'" in index[name]["reason"], index[name]
 

@@ -38,6 +38,7 @@ WORDS = {
     "tasks diff": ("runs/digits", "--base", "base.safetensors"),
     "tasks merge": ("runs/digits", "--base", "base.safetensors", "--out", "merged.safetensors"),
     "tasks bench": ("--pack", "digits.vtkbundle", "--copies", "2", "--batch", "2"),
+    "tasks compress": ("runs/digits", "--base", "base.safetensors", "--rank", "2", "--out", "new"),
     "tasks bundle": ("runs/digits", "--base", "base.safetensors", "--out", "new"),
     "tasks convert": ("runs/digits", "--base", "base.safetensors", "--pack-dtype", "bf16", "--out", "new"),
     "tasks to-peft": ("runs/digits", "--base", "base.safetensors", "--out", "new"),

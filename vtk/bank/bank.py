@@ -12,15 +12,17 @@ from torch import Tensor
 from vtk.bank.bank_graphs import BucketGraphs
 from vtk.bank.base_attention import BaseAttention
 from vtk.bank.calls import Place, run
+from vtk.bank.held_ends import HeldEnds
 from vtk.bank.loader import Incoming, Loader, Made, Unfit
 from vtk.bank.memory_report import Memory, TaskInfo, count_bytes
 from vtk.bank.positions import Positions
 from vtk.bank.shared_weights import Shared
 from vtk.bank.snapshot import State, find, new_version
+from vtk.bank.stacked_ends import StackedEnds
 from vtk.bank.stacks import StackStore
 from vtk.bank.stores import HeldStore, Store
 from vtk.bank.task_entry import Entry
-from vtk.bank.task_heads import Ends, HeldEnds, StackedEnds
+from vtk.bank.task_heads import Ends
 from vtk.errors import UnavailableError, UsageError
 from vtk.fused.stages import check_choices
 from vtk.fused.tuning_store import load_for

@@ -18,15 +18,15 @@ from vtk.bank.plain_changes import Module
 from vtk.bank.positions import TaskPositions, read_positions
 from vtk.bank.shared_weights import replace_tensors
 from vtk.card import Card
-from vtk.errors import BaseError, DataError
+from vtk.errors import BaseError
 from vtk.fused.families import Reader
 from vtk.models.packed.forward import attention_modules
 from vtk.models.positions import RELATIVE
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.weights.base import Base, base_id, tensor_hash
 from vtk.packs.base_files import base_keys
-from vtk.packs.factors import PackTensors, starts_of
-from vtk.packs.load import Task, build_from_card, check_complete, full_precision, needed_names
+from vtk.packs.factors import PackTensors, check_matrix
+from vtk.packs.load import Task, base_needs, build_from_card, check_complete, full_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class BaseModel:
 
     def supplies(self, pack: PackTensors) -> bool:
         """Return whether all that a pack needs of its base was there."""
-        return self._needed(pack) | self._started(pack).keys() <= self.has
+        return base_needs(pack, self.keys)[0] <= self.has
 
     def moves_positions(self, pack: PackTensors) -> bool:
         """Return whether a pack has rotary frequencies or biases of relative positions of its own."""
@@ -121,13 +121,6 @@ class BaseModel:
             name.partition(".")[0] in SEEN_BY_ATTENTION or RELATIVE in name or ".rel_pos." in name
             for name in (*pack.dense, *pack.factors)
         )
-
-    def _needed(self, pack: PackTensors) -> frozenset[str]:
-        """Return the tensors of the base that a pack needs."""
-        return needed_names(pack.dense, pack.hashes, self.keys)
-
-    def _started(self, pack: PackTensors) -> dict[str, str]:
-        return {self.keys(name) or name: digest for name, digest in starts_of(pack.card).items()}
 
     def check(self, pack: PackTensors) -> None:
         """Refuse a pack that is damaged or of another base.
@@ -137,7 +130,8 @@ class BaseModel:
             BaseError: a tensor of the base that it needs differs.
         """
         where = pack.path
-        wanted = {k: pack.hashes[k] for k in self._needed(pack)} | self._started(pack)
+        needed, starts = base_needs(pack, self.keys)
+        wanted = {k: starts.get(k, pack.hashes.get(k)) for k in needed}
         known = {**self.base.hashes, **self.starts}
         for key in sorted(wanted):
             if known.get(key) != wanted[key]:
@@ -150,12 +144,7 @@ class BaseModel:
             state[key] = state[key].new_empty(len(pack.card.classes), *state[key].shape[1:])
         check_complete(where, pack.dense, state, self.required - pack.factors.keys())
         for name, change in pack.factors.items():
-            shape = None if name not in state else (state[name][..., 0].numel(), state[name].shape[-1])
-            if shape is None or (change.rank and (len(change.b), change.a.shape[1]) != shape):
-                raise DataError(
-                    f"{where}: the factors of `{name}` do not fit its model, by its card {shape or 'without it'}; the "
-                    "pack was edited or its files mixed"
-                )
+            check_matrix(name, change, state.get(name), where)
 
     def task_end(self, pack: PackTensors, dtype: torch.dtype) -> Any:
         """Return the model without blocks with a pack's values; tensors that it does not change are shared.

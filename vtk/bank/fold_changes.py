@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vtk.bank.plain_changes import Module, Plain, to_change
-from vtk.fused.fold import centred, fold_input, fold_output
+from vtk.fused.fold import centred, fold_output
 from vtk.fused.norms import Affine, NormSpec, read_norm
 from vtk.fused.stages import Context
 from vtk.models.packed.low_rank import Change, LowRankMatrix, Matrix
@@ -101,8 +101,7 @@ class BranchFold:
 
     def whole(self, key: str, matrix: Tensor) -> Tensor:
         """Return a task's own matrix that reads the norm, folded."""
-        w = fold_input(matrix.to(self.shift.dtype), self.shift, self.affine)[0]
-        w = centred(w, self.norm, self.front)
+        w = centred(matrix.to(self.shift.dtype) * self.affine.weight, self.norm, self.front)
         return w if key != "qkv.weight" or self.outputs is None else w * self.outputs[:, None]
 
 

@@ -15,10 +15,11 @@ from vtk.bank.bank import TaskBank
 from vtk.bank.calls import Place, call
 from vtk.bank.fused_calls import FusedCall
 from vtk.bank.grouped_weights import GroupedMatrix, SmallStack
+from vtk.bank.held_ends import HeldEnds
 from vtk.bank.layout import Bucket
 from vtk.bank.snapshot import find
 from vtk.bank.stacks import StackStore
-from vtk.bank.task_heads import CallEnds, Heads, HeldEnds
+from vtk.bank.task_heads import CallEnds, Heads
 from vtk.errors import UsageError
 from vtk.fused.kernel_count import Counting
 from vtk.models.packed.products import stacked

@@ -4,6 +4,7 @@ The first pack of factors of an image size builds the base's model of that size.
 tensors are read, checked and folded.
 """
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from vtk.errors import UsageError
 from vtk.fused.families import reader_of
 from vtk.packs.cards import find_pack, is_pack, read_card, read_hashes
 from vtk.packs.factors import PackTensors, read_pack
-from vtk.packs.load import Task, load_task
+from vtk.packs.load import Task, build_from_card, load_task
 
 
 class Unfit(Exception):
@@ -104,6 +105,8 @@ class Loader:
                 model.check(pack)
                 return Incoming(None, None, pack, model, self._positions(given, pack, model))
         task = given if isinstance(given, Task) else load_task(given, base=self.base)
+        if merge and self.dtype == torch.float64:
+            add_exactly(task)
         check_structure(task)
         size = task.card.input.size
         if pack is None:
@@ -200,6 +203,19 @@ class Loader:
             return None
         task = given if isinstance(given, Task) else load_task(given, base=self.base)
         return read_positions(task.model, task.card.input.size, self.dtype)
+
+
+def add_exactly(task: Task) -> None:
+    """Add a task's changes to its base's matrices in fp64, in place; it was loaded in fp32."""
+    if not task.factors or task.base is None:
+        return
+    base = build_from_card(task.card, base=dataclasses.replace(task.base, transforms=(), transform_tensors={})).model
+    start, state = base.state_dict(), task.model.double().state_dict()
+    with torch.no_grad():
+        for name, change in task.factors.items():
+            if change.rank:
+                wide = start[name].double()
+                state[name].copy_(wide + change.change(torch.float64).reshape(wide.shape))
 
 
 def _check(piece: Piece | None, shared: Shared, path: Path) -> None:

@@ -40,7 +40,7 @@ class Memory:
 
     Attributes:
         device: of the bank.
-        base_bytes: the shared part, and tables that several tasks share, such as those of one image size.
+        base_bytes: the shared part, tables that several tasks share, such as those of one image size, and free slots.
         tasks: by name; tasks that trained no attention share the base's, which counts with the base.
         device_bytes: all weights on the device, including free slots and merged copies.
         host_bytes: copies for paging, in pinned host memory; and what adding packs of factors reads.
@@ -82,11 +82,7 @@ def count_bytes(state: State, store: Store, device: str, graph_bytes: int) -> Me
             store.has_factors(entry.number), store.merged_bytes(entry.number),
         )  # fmt: skip
     fixed = state.fixed_bytes()
-    base = (
-        fixed
-        - ends
-        + store.base_bytes()
-        + (store.bytes_of(shared) if shared is not None and shared in store.residency else 0)
-    )
+    base = fixed - ends + store.common_bytes()
+    base += store.bytes_of(shared) if shared is not None and shared in store.residency else 0
     host = store.host_bytes() + state.host_bytes()
     return Memory(device, base, tasks, fixed + store.device_bytes(), host, graph_bytes)

@@ -117,9 +117,10 @@ class StackStore(Store):
         """Return the bytes of everything on the device, free slots and rows included."""
         return self.pools.nbytes
 
-    def base_bytes(self) -> int:
-        """Return the bytes of the base's matrices, and of vectors that all int8 factors share."""
-        return self.pools.fixed_bytes
+    def common_bytes(self) -> int:
+        """Return the bytes of the base's matrices, of vectors that tasks share, and of free slots and rows."""
+        own = sum(size for number, size in self._sizes.items() if number in self.residency)
+        return self.pools.nbytes - own - sum(self._copies.values())
 
     def host_bytes(self) -> int:
         """Return the bytes of the host's copies."""

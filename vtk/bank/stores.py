@@ -55,6 +55,10 @@ class Store(abc.ABC):
     def device_bytes(self) -> int:
         """Return the bytes on the device, merged copies included."""
 
+    def common_bytes(self) -> int:
+        """Return the bytes on the device that are of no single task, such as the base's matrices and free places."""
+        return 0
+
     @abc.abstractmethod
     def host_bytes(self) -> int:
         """Return the bytes of copies on the host for paging."""
@@ -62,10 +66,6 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def set_room(self, room: int | None) -> None:
         """Change how many bytes may be on the device. Inside `turn`."""
-
-    def base_bytes(self) -> int:
-        """Return the bytes on the device that tasks share, such as a store's own copy of the base's matrices."""
-        return 0
 
     def has_factors(self, number: int) -> bool:
         """Return whether a task's weights are changes of the base's."""

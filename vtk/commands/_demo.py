@@ -12,11 +12,13 @@ from vtk.data.digits import write_digits
 from vtk.errors import VerificationError
 from vtk.marks import json_with
 from vtk.packs.cards import pack_bytes
+from vtk.packs.config import CompressConfig
 from vtk.packs.diff import Diff, diff_task
 from vtk.packs.merge import merge_task
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.profile import profile
 from vtk.profiling.report import print_result
+from vtk.runtime.compression import compress_task
 from vtk.runtime.opening import open_source
 from vtk.training.engine.result import FinetuneResult
 from vtk.training.finetune import finetune
@@ -69,7 +71,8 @@ def _run(out: Path, seed: int, start: float) -> int:
     _heading("3/6  compare the two packs")
     diff = _shared(first, second)
 
-    _heading("4/6  a hundred tasks on this base, as low-rank factors with random values")
+    _heading("4/6  the digits as low-rank factors; a hundred tasks of random factors on this base")
+    factors = compress_task(CompressConfig(pack=first.task, data=digits, out=out / "digits-factors", overwrite=True))
     many = bench_synthetic(BenchConfig(tasks=100, rank=(8,), pack=(first.task,), rounds=7, device="cpu", seed=seed))
     print_synthetic(many)
 
@@ -91,8 +94,8 @@ def _run(out: Path, seed: int, start: float) -> int:
     seconds = time.perf_counter() - start
     console.say(f"done in {seconds:.0f} s")
     report = {
-        "finished": True, "seconds": seconds, "profile_exit_code": result.exit_code, "hundred": many.to_dict(),
-        **summary,
+        "finished": True, "seconds": seconds, "profile_exit_code": result.exit_code,
+        "factors_bytes": factors.pack_bytes, "hundred": many.to_dict(), **summary,
     }  # fmt: skip
     formats.write_json(out / _MARK, report)
     _check(summary["top1"], result.exit_code)
@@ -146,7 +149,8 @@ def _written(
     out: Path, weights: Path, first: FinetuneResult, second: FinetuneResult, onnx: Path
 ) -> list[tuple[str, Path]]:
     return [
-        ("base", weights), ("pack", first.task), ("pack", second.task), ("curves", second.out / "curves.png"),
+        ("base", weights), ("pack", first.task), ("pack", second.task), ("factors", out / "digits-factors"),
+        ("curves", second.out / "curves.png"),
         ("ONNX", onnx), ("latency plot", out / "profile" / "latency.png"),
         ("HTML report", out / "profile" / "report.html"),
     ]  # fmt: skip

@@ -10,9 +10,9 @@ from vtk.options.shared import Out, Overwrite, Seed
 _TEXT = """Run the whole workflow on scikit-learn's handwritten digits, offline, in about two minutes on two CPU cores.
 
 Trains a small ViT as the base, fine-tunes two tasks on it by their attention weights only (the ten digits at 32 px; odd
-or even at 48 px), shows that both share every FFN tensor and how much that saves, stores one as low-rank factors and
-measures a hundred such tasks on the base, exports one to ONNX, verifies it, and measures its latency per batch size. Exit
-code 4 if an accuracy is below its floor."""
+or even at 48 px), shows that both share every FFN tensor and how much that saves, stores one as low-rank factors,
+measures a hundred such tasks on the base, exports one to ONNX, verifies it, and measures its latency per batch size.
+Exit code 4 if an accuracy is below its floor."""
 
 
 @dataclass(frozen=True, kw_only=True)

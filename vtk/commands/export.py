@@ -31,8 +31,9 @@ _TASKS = """Export packs of one base to one folder, in one of three forms, or tw
 files: one DIR/NAME.onnx per task, each with its own image size; all refer to one data file with the shared weights,
 which ONNX Runtime maps into memory once (session options: docs/guides/bank.md). gathered: one
 DIR/gathered.onnx with the inputs `pixel_values` and `task` (int32 per image), for tasks of one image size; its
-`logits` are padded to the most classes, `num_classes` says how many are an image's own. factors: DIR/factors.onnx takes low-rank changes of
-the weights as inputs, DIR/NAME.safetensors has a task's; tasks are added and removed while it runs.
+`logits` are padded to the most classes, `num_classes` says how many are an image's own. factors: one DIR/factors.onnx
+that takes the tasks' low-rank changes as inputs, and one DIR/NAME.safetensors per task (vtk tasks compress); tasks are
+added and removed while it runs.
 
 NAME is by default that of the pack's run folder. Each file is run with ONNX Runtime and compared with torch and with a
 bank of the packs; the folder is written only if all agree (exit code 4 otherwise)."""
@@ -124,8 +125,12 @@ def _tasks(argv: list[str]) -> int:
     result = export_tasks(config.packs, config, base=config.base)
     alone = console.size(result.separate_bytes)
     console.say(result.needs())
-    for file in result.files:
+    for file in result.files if result.factors is None else ():
         console.say(f"{file.path}: {console.size(file.bytes)}, and {console.size(file.shared_bytes)} shared")
+    if result.factors is not None:
+        own = [file.bytes for file in result.files]
+        console.say(f"{result.factors}: {console.size(result.files[0].shared_bytes)}, and {console.size(min(own))} to "
+                    f"{console.size(max(own))} of each of {len(own)} tasks")  # fmt: skip
     if result.gathered is not None:
         console.say(f"{result.gathered}: {len(result.tasks)} tasks, in this order: {', '.join(result.tasks)}")
     console.say(f"{result.path}: {console.size(result.bytes)} in place of {alone}, {result.seconds:.1f} s")

@@ -65,11 +65,12 @@ class FactorAdapter:
         )  # fmt: skip
 
     def tensors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of the adapter's file; ``state`` is the model's, merged."""
+        """Return the tensors of the adapter's file, factors in the pack's type; ``state`` is the model's, merged."""
         found: dict[str, Tensor] = {}
         for module, change in self.factors.items():
-            (a, b), rest = change.matrices(), _alpha(change)[1]
-            b = b if rest == 1 else b * rest
+            rest = _alpha(change)[1]
+            a, b = (change.a, change.b) if change.a_scale is None else change.matrices()
+            b = b if rest == 1 else b.float() * rest
             found |= {f"{PREFIX}{module}.lora_A.weight": a, f"{PREFIX}{module}.lora_B.weight": b}
             if self.biases and f"{module}.bias" in state:
                 found[f"{PREFIX}{module}.base_layer.bias"] = state[f"{module}.bias"]

@@ -45,6 +45,11 @@ def check_parts(name: str, fact: Fact, dtype: str, parts: list[Tensor | None], w
             f"{where}: the factors of `{name}` are {_type(a)} and {_type(b)}; by its card they are ({rank}, columns) "
             f"and (rows, {rank}) in {kind}; {WRONG}"
         )
+    if rank > min(len(b), a.shape[1]):
+        raise DataError(
+            f"{where}: the factors of `{name}` have rank {rank}, and a matrix ({len(b)}, {a.shape[1]}) at most "
+            f"{min(len(b), a.shape[1])}; {WRONG}"
+        )
     for scale in scales:
         if (scale is not None) != (dtype == "int8") or (
             scale is not None and (tuple(scale.shape) != (rank,) or scale.dtype != torch.float32)
@@ -62,8 +67,6 @@ def check_parts(name: str, fact: Fact, dtype: str, parts: list[Tensor | None], w
 
 def _largest(values: Tensor, scale: Tensor | None, axis: int) -> Tensor:
     """Return the largest absolute value of each component, in fp64."""
-    if not values.numel():
-        return torch.zeros(values.shape[1 - axis], dtype=torch.float64)
     largest = values.double().abs().amax(dim=axis)
     return largest if scale is None else largest * scale.double().abs()
 

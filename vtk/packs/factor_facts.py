@@ -63,7 +63,14 @@ def _read_fact(name: str, fact: Any, where: str | Path) -> Fact:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of a pack's matrices: how many there are, the lowest, the mean and the highest."""
+    """Ranks of a pack's matrices.
+
+    Attributes:
+        matrices: their number, without tables that are those of the base.
+        low: the lowest rank.
+        mean: the mean; of `vtk tasks compress` that of the weights, by their size.
+        high: the highest rank.
+    """
 
     matrices: int
     low: int
@@ -71,9 +78,7 @@ class Ranks:
     high: int
 
     def __str__(self) -> str:
-        if self.low == self.high:
-            return str(self.low)
-        return f"{self.mean:.1f} ({self.low}-{self.high})"
+        return str(self.low) if self.low == self.high else f"{self.mean:.1f} ({self.low}-{self.high})"
 
 
 def ranks_of(card: Card, where: str | Path) -> Ranks | None:
@@ -82,17 +87,27 @@ def ranks_of(card: Card, where: str | Path) -> Ranks | None:
     Raises:
         DataError: as `read_facts`.
     """
+    # a position table of rank 0 is that of the base
     ranks = [fact.rank for fact in read_facts(card, where).values() if fact.rank or fact.start is None]
-    return Ranks(len(ranks), min(ranks), sum(ranks) / len(ranks), max(ranks)) if ranks else None
+    if not ranks:
+        return None
+    made = _number(card, "compression", "mean_rank")
+    mean = sum(ranks) / len(ranks) if made is None or not min(ranks) <= made <= max(ranks) else made
+    return Ranks(len(ranks), min(ranks), mean, max(ranks))
 
 
 def drop_of(card: Card) -> float | None:
     """Return by how much compression lowered the judged accuracy, as a fraction; None where nothing was measured."""
+    drop = _number(card, "compression", "judged", "drop")
+    return drop if drop is None or -1 <= drop <= 1 else None
+
+
+def _number(card: Card, *path: str) -> float | None:
+    """Return a number inside the card's ``pack``; None where there is none."""
     found: Any = card.pack
-    for name in ("compression", "judged", "drop"):
+    for name in path:
         found = found.get(name) if isinstance(found, Mapping) else None
-    known = isinstance(found, (int, float)) and not isinstance(found, bool) and -1 <= found <= 1
-    return float(found) if known else None
+    return float(found) if isinstance(found, (int, float)) and abs(found) <= MAX_NUMBER else None
 
 
 def read_layout(card: Card, where: str | Path) -> tuple[Pair | None, Pair | None]:

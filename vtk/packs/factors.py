@@ -23,7 +23,7 @@ from vtk.models.weights.files import read_safetensors
 from vtk.models.weights.torch_file import NARROW
 from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack, read_card, read_hashes
 from vtk.packs.factor_checks import PARTS, check_parts
-from vtk.packs.factor_facts import WRONG, read_facts
+from vtk.packs.factor_facts import WRONG, check_names, read_facts, read_layout
 from vtk.packs.int8 import SCALE
 from vtk.text import printable
 
@@ -162,6 +162,10 @@ def read_files(folder: Path, card: Card | None = None) -> PackTensors:
         raise DataError(f"{folder}: {CARD} and {HASHES} name different bases; the pack was edited")
     stored, _ = read_safetensors(folder / TENSORS)
     dense, factors = split_tensors(stored, card, folder)
+    if factors:
+        read_layout(card, folder)
+        if not card.transforms:  # else names in the base are others, which only the model tells: `base_needs`
+            check_names(read_facts(card, folder), lambda name: name, hashes, folder)
     for name, value in dense.items():
         if value.dtype in NARROW or value.is_complex():
             raise DataError(f"{folder}: `{printable(name)}` holds {value.dtype}, as no pack does; {WRONG}")
@@ -192,23 +196,31 @@ def merge_factors(model: nn.Module, factors: Mapping[str, Factors], where: str |
     state = model.state_dict()
     with torch.no_grad():
         for name, change in factors.items():
-            value = state.get(name)
-            if value is None:
-                raise DataError(f"{where} holds factors of `{name}`, which its model does not have; {WRONG}")
-            if value.ndim < 2 or not value.is_floating_point():
-                raise DataError(
-                    f"{where} holds factors of `{name}`, which is no matrix but {value.dtype} of shape "
-                    f"{tuple(value.shape)}; {WRONG}"
-                )
-            shape = (value[..., 0].numel(), value.shape[-1])
-            if not change.rank:
-                continue
-            if (len(change.b), change.a.shape[1]) != shape:
-                raise DataError(
-                    f"{where}: the factors of `{name}` make a matrix {(len(change.b), change.a.shape[1])}, by its card "
-                    f"it is {shape}; {WRONG}"
-                )
-            value += change.change(value.dtype).reshape(value.shape)
+            check_matrix(name, change, state.get(name), where)
+            if change.rank:
+                value = state[name]
+                value += change.change(value.dtype).reshape(value.shape)
+
+
+def check_matrix(name: str, change: Factors, value: Tensor | None, where: str | Path) -> None:
+    """Refuse a change that does not fit the model's tensor ``value``, None where the model has none of this name.
+
+    Raises:
+        DataError: no matrix, or one of another shape; ``where`` names the pack.
+    """
+    if value is None:
+        raise DataError(f"{where} holds factors of `{name}`, which its model does not have; {WRONG}")
+    if value.ndim < 2 or not value.is_floating_point():
+        raise DataError(
+            f"{where} holds factors of `{name}`, which is no matrix but {value.dtype} of shape {tuple(value.shape)}; "
+            f"{WRONG}"
+        )
+    shape = (value[..., 0].numel(), value.shape[-1])
+    if change.rank and (len(change.b), change.a.shape[1]) != shape:
+        raise DataError(
+            f"{where}: the factors of `{name}` make a matrix {(len(change.b), change.a.shape[1])}, by its card it is "
+            f"{shape}; {WRONG}"
+        )
 
 
 def card_facts(factors: Mapping[str, Factors], starts: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -122,7 +122,7 @@ def save_lora(path: Path, lora: Lora, state: Mapping[str, Tensor], card: Card) -
     for module in lora.whole:
         tensors |= {f"{PREFIX}{name}": state[name] for name in _inside(module, state)}
     with replace_dir(path) as tmp:
-        save_tensors(tmp / WEIGHTS, tensors, {CARD_KEY: card.to_json()})
+        save_tensors(tmp / WEIGHTS, tensors, {CARD_KEY: card.merged().to_json()})
         lora.config(inference=True).save_pretrained(str(tmp))
         _write_readme(tmp, lora, card, in_base=None)
 
@@ -155,7 +155,7 @@ def finish_lora(path: Path, lora: Lora, start: Mapping[str, Tensor], shared: Col
     with_base = bool(own) or not has_timms_names(card.base.source, start.keys() - whole)
     if with_base:
         with replace_file(path / BASE) as tmp:
-            save_tensors(tmp, start, {CARD_KEY: card.to_json()})
+            save_tensors(tmp, start, {CARD_KEY: card.merged().to_json()})
         _write_readme(path, lora, card, in_base=own)
     adapter, images = read_safetensors(path / WEIGHTS)[0], random_images(card.input)
     call = _call(lora, card)

@@ -128,8 +128,8 @@ def check_factors(factors: Mapping[str, Factors], created: Created, state: Mappi
                 "numbers; leave it out, and it is stored whole"
             )
         shape, found = (value[..., 0].numel(), value.shape[-1]), (len(change.b), change.a.shape[-1])
-        if change.rank and found != shape:
-            raise UsageError(f"`factors` has a matrix {found} for `{name}`, which is {shape}")
+        if change.rank and (found != shape or change.rank > min(shape)):
+            raise UsageError(f"`factors` has a matrix {found} of rank {change.rank} for `{name}`, which is {shape}")
 
 
 def to_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:

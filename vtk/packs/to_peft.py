@@ -129,7 +129,7 @@ def to_peft(
             config, tensors = _ln_tuning(peft, call, below, state, modules)
         else:
             config, tensors = lora.config(peft, exact_pattern(list(lora.factors), names), names), lora.tensors(state)
-        metadata = {"format": "pt", CARD_KEY: task.card.to_json()}
+        metadata = {"format": "pt", CARD_KEY: task.card.merged().to_json()}
         text, code = readme(task.card, call, in_base, sorted(heads), with_base=not adapter_only)
         with replace_dir(out) as tmp:
             save_tensors(tmp / WEIGHTS, tensors, metadata)

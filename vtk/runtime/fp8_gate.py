@@ -1,7 +1,5 @@
 """Calibrates a model in fp8 on training images, and accepts it only if it agrees with fp32 on held-out images."""
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +7,7 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import VerificationError
+from vtk.evaluation.intervals import wilson
 from vtk.fused import Fp8ViT, fuse, to_fp8
 from vtk.fused.fp8 import check_fp8, check_fp8_device
 from vtk.models.fp32 import FullPrecision
@@ -88,7 +87,7 @@ def check_agreement(same: int, count: int, what: str, instead: str = "--precisio
     Raises:
         VerificationError: less than 99 %.
     """
-    low, high = (console.percent(bound) for bound in interval(same, count))
+    low, high = (console.percent(bound) for bound in wilson(same, count))
     found = (
         f"the most likely class is that of fp32 in {same} of {count} {what}, {console.percent(same / count)} "
         f"(95 % interval {low} to {high})"
@@ -96,10 +95,3 @@ def check_agreement(same: int, count: int, what: str, instead: str = "--precisio
     if same / count < LEAST_AGREEMENT:
         raise VerificationError(f"fp8: {found}, needed is {console.percent(LEAST_AGREEMENT, 0)}; use {instead}")
     console.say(f"fp8: {found}")
-
-
-def interval(same: int, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion (Wilson, 1927), by default of 95 %."""
-    share, extra = same / count, z * z / count
-    centre, half = share + extra / 2, z * math.sqrt(share * (1 - share) / count + extra / (4 * count))
-    return max(0.0, (centre - half) / (1 + extra)), min(1.0, (centre + half) / (1 + extra))

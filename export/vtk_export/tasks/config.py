@@ -25,8 +25,7 @@ class TasksConfig(GraphConfig):
     form: Annotated[
         Literal["files", "gathered", "both", "factors"],
         Option(
-            "files: one file per task, weights shared; gathered: one file for mixed batches; factors: one file that "
-            "takes tasks as low-rank factors",
+            "files: one per task, shared weights; gathered: one for mixed batches; factors: one, low-rank tasks",
             often=True,
         ),
     ] = "files"

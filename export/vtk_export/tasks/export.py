@@ -94,6 +94,7 @@ def export_tasks(
     config: TasksConfig,
     *,
     base: str | Path | None = None,
+    earlier: Path | None = None,
     show: bool = True,
 ) -> TasksExportResult:
     """Export, verify, and put the files into ``config.out``; a failure leaves that folder as it was.
@@ -102,6 +103,7 @@ def export_tasks(
         packs: name to pack or run folder; or a sequence of ``PACK`` and ``NAME=PACK``.
         config: options.
         base: file with the base weights; by default looked up.
+        earlier: folder of a ``--form factors``, whose graph is taken and verified where these packs need the same.
         show: print the gate's table; a failure's table is always printed.
 
     Raises:
@@ -125,7 +127,8 @@ def export_tasks(
             config.out, overwrite=config.overwrite, command=COMMAND, marks=marks(known_files(config.out))
         ) as folder,
     ):
-        built = (FactorBuild if factors else Build)(config, members, None if base is None else Path(base))
+        weights = None if base is None else Path(base)
+        built = FactorBuild(config, members, weights, earlier) if factors else Build(config, members, weights)
         built.convert()
         console.stage("writing the files")
         built.write(folder)

@@ -1,8 +1,9 @@
 """Builds an export of one graph and the factors of each task: loads the packs, writes the files, verifies them."""
 
+import contextlib
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch.func import functional_call
 
 import vtk_export
 from vtk import console
-from vtk.formats import to_json, write_json
+from vtk.errors import DataError
+from vtk.formats import read_json, to_json, write_json
 from vtk.packs.load import Task, build_from_card
 from vtk.runtime import weight_digests as digests
 from vtk_export.gate.limits import LIMITS
@@ -21,7 +23,7 @@ from vtk_export.graph.convert import convert
 from vtk_export.tasks.build import Build, TaskFile
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.factor_gate import measure_neighbours, open_model, print_factor_rows, verify_factors
-from vtk_export.tasks.factor_layout import DTYPES, Layout, examples, head_layers, origin_of, plan
+from vtk_export.tasks.factor_layout import DTYPES, Layout, examples, head_layers, names_of, origin_of, plan
 from vtk_export.tasks.factor_rows import (
     Changes,
     Rows,
@@ -61,8 +63,13 @@ class FactorBuild(Build):
 
     layout: Layout
 
-    def __init__(self, config: TasksConfig, members: Sequence[Member], base: Path | None = None) -> None:
+    def __init__(
+        self, config: TasksConfig, members: Sequence[Member], base: Path | None = None, earlier: Path | None = None
+    ) -> None:
+        """Take the graph of the folder ``earlier`` where these tasks need the same, else convert one."""
         super().__init__(config, members, base)
+        self._earlier = earlier
+        self._graph: tuple[Path, ...] = ()
         self.rows: dict[str, Rows] = {}
         self.padded = 0
         self._stored: dict[str, Tensor] = {}
@@ -93,10 +100,15 @@ class FactorBuild(Build):
         self.loader.run_banks(self.members)
         factored = {key for found in changes.values() for key in found.factors}
         trained = {key for found in changes.values() for key in found.tensors}
+        for names, more in zip((factored, trained), self._earlier_names(origin), strict=True):
+            names |= more
         self.layout = plan(start, factored, trained, self.config.factor_dtype, origin)
         for member in self.members:
             self.rows[member.name] = task_rows(self.layout, values, changes[member.name], _what(member))
         self.padded = padded_bytes(self.layout, list(self.rows.values()))
+        self._graph = self._same_graph()
+        if self._graph:
+            return
         console.stage("converting all tasks to one graph")
         stacks = dict(zip((stack.name for stack in self.layout.stacks), examples(self.layout.stacks), strict=True))
         numbers = torch.zeros(self.config.static_batch or 2, dtype=torch.int32)
@@ -107,8 +119,40 @@ class FactorBuild(Build):
         )  # fmt: skip
         self._add(FACTORS, proto)
 
+    def _earlier_names(self, origin: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+        """Return the names of what the earlier graph has stacks of: it may hold these tasks, who change less."""
+        if self._earlier is not None:
+            with contextlib.suppress(DataError, KeyError, TypeError, AttributeError):
+                found = read_json(self._earlier / LAYOUT)
+                if to_json(found["origin"]) == to_json(origin):
+                    return names_of(stack["name"] for stack in found["stacks"])
+        return set(), set()
+
+    def _same_graph(self) -> tuple[Path, ...]:
+        """Return the files of the earlier graph; none if there is none, if it is damaged, or if it is another."""
+        if self._earlier is None:
+            return ()
+        with contextlib.suppress(DataError, OSError, KeyError, TypeError, AttributeError):
+            found = read_json(self._earlier / LAYOUT)
+            wanted = {"format": FORMAT, "model": f"{FACTORS}.onnx", **self._facts()}
+            files = {self._earlier / name: digest for name, digest in found["sha256"].items()}
+            if all(found[key] == value for key, value in wanted.items()) and files:
+                if all(digests.file_digest(path) == digest for path, digest in files.items()):
+                    return tuple(files)
+        return ()
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what decides which graph it is."""
+        return {"layout": self.layout.digest, "opset": self.config.file_opset, "ir_version": self.config.ir,
+                "batch": self.config.static_batch}  # fmt: skip
+
     def _write(self, folder: Path) -> None:
-        super()._write(folder)
+        for path in self._graph:
+            shutil.copyfile(path, folder / path.name)
+        if self._graph:
+            self.sizes[FACTORS] = (sum(path.stat().st_size for path in self._graph), 0)
+        else:
+            super()._write(folder)
         for member in self.members:
             path = folder / f"{member.name}{SUFFIX}"
             self._digests[member.name] = write_rows(path, self.layout, self.rows[member.name], member.card.classes)
@@ -135,10 +179,7 @@ class FactorBuild(Build):
         return {
             "format": FORMAT,
             "model": f"{FACTORS}.onnx",
-            "layout": self.layout.digest,
-            "opset": self.config.file_opset,
-            "ir_version": self.config.ir,
-            "batch": self.config.static_batch,
+            **self._facts(),
             "input": {"in_chans": spec.in_chans, "height": spec.height, "width": spec.width},
             "sha256": {path.name: digests.file_digest(path) for path in sorted(files)},
             "origin": dict(self.layout.origin),

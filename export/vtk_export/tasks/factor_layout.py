@@ -5,7 +5,7 @@ rank of a matrix's factors, and the number of classes. A row is padded to the la
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -154,9 +154,26 @@ def head_layers(model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key.rpartition(".")[0] for key in sorted(head_names(model))))
 
 
+def names_of(stacks: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the parameters that stacks stand for: those with low-rank changes, and others; classifiers among these."""
+    factored, others = set[str](), set[str]()
+    for name in stacks:
+        start, _, end = name.rpartition(".")
+        if end == "a":
+            factored.add(start if start in TABLES else f"{start}.weight")
+        elif end != "b" and name != COUNTS:
+            others.add(name)
+    return factored, others
+
+
+def rank_axis(name: str) -> str:
+    """Return the name of the open axis of a layer's or table's factors."""
+    return f"rank_{name.replace('.', '_')}"
+
+
 def _factors(name: str, rows: int, columns: int, dtype: StackDtype, *, table: bool = False) -> list[Stack]:
     """Return both factors of a matrix (rows, columns) as products read them: x · a · b, or b · a for a table."""
-    rank = f"rank_{name.replace('.', '_')}"
+    rank = rank_axis(name)
     if table:
         return [Stack(f"{name}.b", (rows, rank), dtype), Stack(f"{name}.a", (rank, columns), dtype)]
     return [Stack(f"{name}.a", (columns, rank), dtype), Stack(f"{name}.b", (rank, rows), dtype)]

@@ -15,7 +15,6 @@ from vtk.formats import to_json
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.onnx_file import open_onnx
 from vtk_export.output_folder import INLINE_LIMIT
-from vtk_export.triton.served.vtk_factors import FactorModel, read_task
 
 CLOSE = 1e-4
 """Largest difference from the graph with bound factors, relative to a row's largest logit."""
@@ -37,6 +36,8 @@ def write_constant(folder: Path, layout: Mapping[str, Any], cards: Mapping[str, 
     Raises:
         VerificationError: its logits are not those of the graph with bound factors.
     """
+    from vtk_export.triton.served.vtk_factors import read_task  # needs onnxruntime
+
     rows = [read_task(folder / layout["tasks"][name]["file"], layout)[1] for name in cards]
     proto = onnx.load(folder / layout["model"])
     constants = {entry["name"]: _stack(entry, layout["sizes"], rows) for entry in layout["stacks"]}
@@ -59,12 +60,15 @@ def _stack(entry: Mapping[str, Any], sizes: Mapping[str, int], rows: list[dict[s
     values = np.full((len(rows), *shape), entry["fill"], _DTYPES[entry["dtype"]])
     for i, row in enumerate(rows):
         value = row[entry["name"]]
-        values[(i, *(slice(size) for size in value.shape))] = value
+        place: tuple[Any, ...] = (i, *map(slice, value.shape))
+        values[place] = value
     return values
 
 
 def _verify(folder: Path, path: Path, cards: Mapping[str, Card]) -> None:
     """Compare images of all tasks in one call with the graph whose factors are bound, and a number that no task has."""
+    from vtk_export.triton.served.vtk_factors import FactorModel
+
     bound = FactorModel(folder, threads=1)
     generator = np.random.default_rng(_SEED)
     count = _CHECKED * len(cards)

@@ -16,6 +16,7 @@ from vtk.packs.cards import read_card
 from vtk.runtime.opening import open_source
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
+from vtk_export.tasks.index import LAYOUT
 from vtk_export.triton.bank_packs import INDEX, PACKS, PARTS
 from vtk_export.triton.constant_factors import write_constant
 from vtk_export.triton.factor_update import update_factors
@@ -23,7 +24,6 @@ from vtk_export.triton.files import same_code, write_code
 from vtk_export.triton.order import ModelContent, Order, image_dims
 from vtk_export.triton.pbtxt import build, graph_slots
 from vtk_export.triton.publish import Draft, link_file
-from vtk_export.triton.served.vtk_factors import LAYOUT
 from vtk_export.triton.served_by import serve_graph, serve_python
 from vtk_export.triton.task_models import parameters_of, slots_of
 
@@ -35,8 +35,8 @@ def takes_factors(order: Order) -> bool:
     """
     if order.config.form != "auto":
         return order.config.form == "factors"
-    if not order.config.several or order.config.server != "python":
-        return False
+    if not order.config.several or order.config.server != "python" or order.config.profile or order.config.fuse:
+        return False  # these are for graphs of one task
     cards = [source.card for source in map(open_source, order.named.values()) if source.kind == "pack"]
     sizes = {(card.input.in_chans, *card.input.size) for card in cards}
     return len(cards) == len(order.named) and all(c.pack.get("factors") for c in cards) and len(sizes) == 1
@@ -61,7 +61,7 @@ def fill_factors(draft: Draft, order: Order) -> ModelContent:
     same = last is not None and same_code(last, "factors")
 
     def export(named: Mapping[str, Path], out: Path) -> None:
-        export_tasks(named, _tasks_config(out, order, named), base=config.base, show=order.show)
+        export_tasks(named, _tasks_config(out, order, named), base=config.base, earlier=last, show=order.show)
 
     if not (last is not None and same and update_factors(last, draft.at, packs, export, show=order.show)):
         export(packs, draft.at)

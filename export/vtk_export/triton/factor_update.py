@@ -16,9 +16,10 @@ from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.formats import read_json, write_json
 from vtk.runtime.weight_digests import file_digest
+from vtk_export.tasks.factor_layout import CLASSES, COUNTS, rank_axis
+from vtk_export.tasks.index import LAYOUT
 from vtk_export.triton.bank_packs import AGAIN, PACKS, pack_digest
 from vtk_export.triton.publish import link_file
-from vtk_export.triton.served.vtk_factors import COUNTS, LAYOUT, FactorModel
 
 Export = Callable[[Mapping[str, Path], Path], None]
 """Exports packs by name into a folder, and verifies them."""
@@ -64,7 +65,7 @@ def update_factors(last: Path, out: Path, packs: Mapping[str, Path], export: Exp
             source, entries = (last, earlier) if name in known else (part, found)
             tasks[name] = entries["tasks"][name]
             link_file(source / tasks[name]["file"], out / tasks[name]["file"])
-        sizes = {axis: max(size, earlier["sizes"][axis]) for axis, size in found["sizes"].items()}
+        sizes = _sizes(found["sizes"], tasks)
         write_json(
             out / LAYOUT, {**found, "tasks": tasks, "sizes": sizes, "padded_bytes": _padded(found, sizes, tasks)}
         )
@@ -97,6 +98,16 @@ def _read_known(last: Path, packs: Mapping[str, Path]) -> tuple[dict[str, Any], 
         return {}, {}
 
 
+def _sizes(axes: Mapping[str, int], tasks: Mapping[str, Any]) -> dict[str, int]:
+    """Return the size of each open axis: that of the largest task, at least 1."""
+    sizes = dict.fromkeys(axes, 1)
+    for entry in tasks.values():
+        mine = {rank_axis(key.removesuffix(".weight")): rank for key, rank in entry["ranks"].items()}
+        for axis, size in {**mine, CLASSES: len(entry["classes"])}.items():
+            sizes[axis] = max(sizes[axis], size)
+    return sizes
+
+
 def _padded(layout: Mapping[str, Any], sizes: Mapping[str, int], tasks: Mapping[str, Any]) -> int:
     """Return the bytes by which the stacks exceed the tasks' rows."""
     rows = sum(
@@ -108,6 +119,8 @@ def _padded(layout: Mapping[str, Any], sizes: Mapping[str, int], tasks: Mapping[
 
 def _verify(part: Path, out: Path) -> None:
     """Open the folder with all tasks, and compare it with the export of some of them."""
+    from vtk_export.triton.served.vtk_factors import FactorModel  # needs onnxruntime
+
     verified, whole = FactorModel(part, threads=1), FactorModel(out, threads=1)
     pixels = np.random.default_rng(_SEED).standard_normal((1, *whole.shape), dtype=np.float32)
     for name in verified.tasks:

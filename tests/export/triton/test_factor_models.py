@@ -19,7 +19,10 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.export._fake_server import Load, request
 from vtk.__main__ import main
+from vtk.card import Card
 from vtk.models.create import build_model
+from vtk.packs import save_task
+from vtk.packs.factors import Factors
 from vtk.packs.synthetic import write_synthetic
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
@@ -63,7 +66,20 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
             NAME, num_classes=classes, img_size=SIZE, weights=root / "base.safetensors", kwargs=dict(KWARGS)
         )
         folders[name] = write_synthetic(root / name, start, rank=[seed, 7 - seed, 2], seed=seed)
+    folders["narrow"] = narrow(root / "narrow", start)
     return Packs(folders, root / "base.safetensors")
+
+
+def narrow(folder: Path, start: Any) -> Path:
+    """A pack that changes one matrix and the classifier alone."""
+    name, generator = "blocks.0.attn.qkv.weight", torch.Generator().manual_seed(9)
+    state = {key: value.clone() for key, value in start.model.state_dict().items()}
+    factors = Factors.of(0.02 * torch.randn(state[name].shape, generator=generator), 3)
+    state[name] += factors.change()
+    state["head.weight"] += torch.randn(state["head.weight"].shape, generator=generator)
+    card = Card(start.spec, start.input, tuple("wxyz"))
+    save_task(folder, state=state, created=start, card=card, trained=[name, "head.weight"], factors={name: factors})
+    return folder
 
 
 def export(packs: Packs, repo: Path, tasks: dict[str, str], **options: Any) -> Any:
@@ -89,8 +105,9 @@ def served(packs: Packs, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not model.watch.thread.is_alive()
 
 
+@pytest.mark.slow
 def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
-    packs: Packs, served: Any, tmp_path: Path
+    packs: Packs, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = np.random.default_rng(0).standard_normal((3, 3, SIZE, SIZE)).astype(np.float32)
 
@@ -115,13 +132,28 @@ def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
             time.sleep(0.02)
 
     assert check({"a": "a", "b": "b"}) and "unknown task 'c'" in str(ask("a", "c").error)
-    files = {p.name: p.stat().st_size for p in (tmp_path / "models" / "m" / "1").iterdir()}
-    assert files["factors.onnx"] > 20 * max(files["a.safetensors"], files["b.safetensors"]) / 10
+    # the graph is that of before, and not converted again
+    monkeypatch.setattr("vtk_export.tasks.factor_build.convert", lambda *_, **__: pytest.fail("converted"))
     made = export(packs, tmp_path / "models", {"c": "c", "a": "a2"}, update=True, remove=("b",))
     assert (made.version, made.updated, list(made.tasks)) == (1, True, ["a", "c"])
     until({"c": "c", "a": "a2"})
     assert "unknown task 'b'; this model has 'a', 'c'" in str(ask("b").error)
     assert sorted(served.model.tasks) == sorted(served.watch.keys.values())
+    layout = json.loads((tmp_path / "models" / "m" / "1" / "factors.json").read_text())
+    assert list(layout["tasks"]) == ["a", "c"] and layout["sizes"]["classes"] == 4
+    # of what was written from the last version's files, sizes and padding are those of an export of all tasks
+    made = export(packs, tmp_path / "models", {"b": "b"}, update=True, remove=("a",))
+    updated = json.loads((tmp_path / "models" / "m" / "1" / "factors.json").read_text())
+    monkeypatch.setattr("vtk_export.triton.factor_models.update_factors", lambda *_, **__: False)
+    made = export(packs, tmp_path / "models", {"b": "b", "c": "c"})
+    whole = json.loads((tmp_path / "models" / "m" / "1" / "factors.json").read_text())
+    assert (made.version, made.updated) == (1, True) and updated == whole
+    made = export(packs, tmp_path / "models", {"narrow": "narrow"}, update=True, remove=("b", "c"))
+    assert (made.version, made.updated) == (1, True), "tasks that change less fit the graph as it is"
+    until({"narrow": "narrow"})
+    monkeypatch.undo()
+    other = export(packs, tmp_path / "models", {"a": "a2", "c": "c"}, factor_dtype="fp16")
+    assert (other.version, other.updated) == (2, False), "stacks of another type are another graph"
 
 
 @pytest.mark.slow
@@ -154,6 +186,65 @@ def test_a_graph_of_onnxruntime_has_the_factors_inside_and_tasks_by_number(
     )
     assert (made.version, made.updated, list(made.tasks)) == (2, False, ["b", "c"])
     capsys.readouterr()
+
+
+def test_a_task_s_new_file_is_bound_before_its_old_one_is_let_go(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a graph of a few lines: logits are a file's number times an image's sum."""
+    events: list[str] = []
+    failing: set[str] = set()
+
+    class FactorModel:
+        def __init__(self, folder: Path, *, threads: int | None, tasks: tuple[str, ...]) -> None:
+            assert (threads, tasks) == (2, ())
+            self.tasks: dict[str, Any] = {}
+
+        def add(self, key: str, file: Path) -> None:
+            if file.name in failing:
+                raise ValueError("it is damaged")
+            events.append(f"add {key}")
+            task = {"classes": ("x", "y"), "shape": (1, 2, 2), "factor": float(file.read_text())}
+            self.tasks[key] = type("Task", (), task)
+
+        def remove(self, key: str) -> None:
+            events.append(f"remove {key}")
+            del self.tasks[key]
+
+        def run(self, batches: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            sums = {key: x.sum((1, 2, 3)) * self.tasks[key].factor for key, x in batches.items()}
+            return {key: np.stack([value, -value], 1) for key, value in sums.items()}
+
+    monkeypatch.setitem(sys.modules, "vtk_factors", type("module", (), {"FactorModel": FactorModel}))
+    monkeypatch.setattr(sys.modules["vtk_watch"], "POLL_S", 3600)
+    folder = tmp_path / "1"
+    folder.mkdir()
+
+    def write(**tasks: float) -> None:
+        for name, value in tasks.items():
+            (folder / f"{name}.file").write_text(str(value))
+        entries = {name: {"file": f"{name}.file", "digest": f"of {value}"} for name, value in tasks.items()}
+        (folder / "new").write_text(json.dumps({"tasks": entries}))
+        (folder / "new").replace(folder / "tasks.json")
+
+    write(a=1, b=10)
+    model = load("factors_model").TritonPythonModel()
+    config = json.dumps({"parameters": {"threads": {"string_value": "2"}}})
+    model.initialize({"model_repository": str(tmp_path), "model_version": "1", "model_config": config})
+    sent = request(np.ones((2, 1, 2, 2)), ["b", "a"])
+    assert model.execute([sent])[0].found["logits"].tolist() == [[40, -40], [4, -4]]
+    events.clear()
+    failing.add("c.file")
+    write(a=2, c=5)
+    assert model.watch.index.due() and "it is damaged" in model.watch._follow()[0]
+    assert events == ["remove b of 10", "add a of 2", "remove a of 1"]
+    failing.clear()
+    assert model.watch._follow() == []
+    assert "unknown task 'b'; this model has 'a', 'c'" in str(model.execute([sent])[0].error)
+    sent = request(np.ones((2, 1, 2, 2)), ["c", "a"])
+    assert model.execute([sent])[0].found["logits"].tolist() == [[20, -20], [8, -8]]
+    model.finalize()
+    assert model.counters.totals["vtk_task_images", "a"] == 2 and model.counters.totals["vtk_task_failures", "a"] == 1
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ CB = Transform("add_context_broadcast", {})
 _loaded: dict[tuple[Path, int, Any], Task] = {}
 
 
+_exact: dict[tuple[Path, int], nn.Module] = {}
+
+
 def load_once(path: Path, *, base: Any = None) -> Task:
     """Load a pack, or copy it if it was loaded: building a model takes longer than all that is tested here."""
     key = (path, (path / "task.json").stat().st_mtime_ns if path.is_dir() else 0, base)
@@ -161,18 +164,22 @@ class Lab:
     def alone(self, pack: Path) -> nn.Module:
         """The single-task model in fp64, to which changes are added in fp64, too."""
         task = load_once(pack, base=self.weights)
+        key = (pack, (pack / "task.safetensors").stat().st_mtime_ns)
+        if task.factors and key in _exact:
+            return copy.deepcopy(_exact[key])
         model = task.model.double()
         if task.factors:
             with torch.no_grad():
                 base = build_from_card(task.card, base=dataclasses.replace(task.base, transforms=())).model.state_dict()
-                for key, f in task.factors.items():
-                    value = base[key].double()
+                for name, f in task.factors.items():
+                    value = base[name].double()
                     if f.rank:
                         a, b = f.a.double(), f.b.double()
                         if f.a_scale is not None:
                             a, b = a * f.a_scale.double()[:, None], b * f.b_scale.double()
                         value = value + f.scale * torch.einsum("rk,fr->fk", a, b).reshape(value.shape)
-                    model.state_dict()[key].copy_(value)
+                    model.state_dict()[name].copy_(value)
+            _exact[key] = copy.deepcopy(model)
         return model
 
 

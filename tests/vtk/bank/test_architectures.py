@@ -15,9 +15,9 @@ from vtk.bank import check_architecture
 from vtk.bank.architectures import without_blocks
 from vtk.bank.folded import fold
 from vtk.bank.fused_calls import FusedCall
+from vtk.bank.held_ends import HeldEnds
 from vtk.bank.positions import Positions, read_positions
 from vtk.bank.task_entry import Entry
-from vtk.bank.task_heads import HeldEnds
 from vtk.errors import UsageError
 from vtk.models.packed.forward import RowPositions, Segments, attention_modules, own_weights, packed_forward
 

@@ -71,7 +71,7 @@ def test_the_most_used_get_merged_copies_in_the_room_that_is_left(four: Any, too
         copy = DEPTH * 8 * (3 * C * C + C * C)
         bank = lab.bank(packs, max_bytes=whole.device_bytes + 2 * copy + 8, **way)
 
-        def merged(bank: TaskBank = bank) -> set[str]:
+        def merged(bank: TaskBank = bank, copy: int = copy) -> set[str]:
             memory = bank.memory()
             assert memory.device_bytes <= bank.max_bytes
             assert memory.merged_bytes == copy * sum(task.merged_bytes > 0 for task in memory.tasks.values())

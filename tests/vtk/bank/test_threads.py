@@ -9,17 +9,24 @@ import torch
 from vtk.errors import UsageError
 
 
-@pytest.mark.parametrize("way", ["held", "stacked", "fused", "fused, stacked"])
+@pytest.mark.parametrize(
+    "way", ["held", "stacked", "fused", "fused, stacked", "factors", "factors, stacked", "factors, merged copies"]
+)
 def test_calls_beside_changes(make_lab: Any, way: str) -> None:
     lab = make_lab(depth=1)
     names = ("a", "b", "c")
     # "a" and "b" swap packs under one name as they come back, so that a mix-up would show
     packs = {name: lab.pack(name, seed=i) for i, name in enumerate(names)}
+    if "factors" in way:  # beside a whole pack
+        packs |= {name: lab.factors(name, ranks=(1 + i, 2), seed=i) for i, name in enumerate("ab")}
     images = {name: torch.randn(1, 3, 32, 32, dtype=torch.float64) for name in names}
     wanted = {
         (name, pack): lab.alone(packs[pack])(images[name]).detach() for name in names for pack in names
     }  # fmt: skip
-    bank = lab.bank(packs, kernels="stacked" in way, fused="fused" in way)
+    options = {"kernels": "stacked" in way, "fused": "fused" in way or "factors" in way}
+    if "copies" in way:
+        options["max_bytes"] = 1 << 30
+    bank = lab.bank(packs, **options)
     wrong: list[str] = []
     errors = 0
     done = threading.Event()

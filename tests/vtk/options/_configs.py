@@ -16,6 +16,7 @@ MODULES = (
 )  # fmt: skip
 NEEDED: dict[str, dict[str, Any]] = {
     "ProfileCommand": {"source": "m"}, "AnalyzeCommand": {"model": "m"}, "BenchConfig": {"tasks": 2},
+    "CompressConfig": {"rank": 8},
     "TritonCommand": {"sources": ("m",)}, "TensorrtConfig": {"out": "o"}, "TensorrtCommand": {"out": "o"},
 }  # fmt: skip
 """What a config refuses to be without, beside the fields that have no default."""

@@ -22,8 +22,9 @@ LINES = [
     ("profile", "--server", "x"),
 ]
 SEVERAL = frozenset(
-    "backend base batch_size batch_sizes branches compare data device dtype duration images img_size model out "
-    "overwrite pack precision pretrained resume revision source tasks warmup weight_decay with_preproc".split()
+    "backend base batch_size batch_sizes branches compare data device dtype duration form images img_size metric "
+    "model out overwrite pack pack_dtype precision pretrained rank resume revision source tasks warmup "
+    "weight_decay with_preproc".split()
 )
 """Names with another meaning in another command; every other name means one thing everywhere."""
 

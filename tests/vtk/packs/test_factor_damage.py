@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vtk.bank import TaskBank
 from vtk.errors import DataError
 from vtk.formats import save_tensors
+from vtk.models.weights.base import tensor_hash
 from vtk.packs import load_task
 from vtk.packs.cards import CARD, TENSORS
 from vtk.packs.factors import read_pack
@@ -49,6 +51,10 @@ def facts(card: dict[str, Any], name: str = QKV, **values: Any) -> None:
 
 def change(name: str, edit: Callable[[Tensor], Tensor]) -> Edit:
     return lambda tensors, card: tensors.update({name: edit(tensors[name])})
+
+
+def base_hash(card: dict[str, Any], name: str) -> str:
+    return tensor_hash(load_file(card["base"]["source"])[name])
 
 
 def filled(value: float) -> Callable[[Tensor], Tensor]:
@@ -96,6 +102,12 @@ CHECKED_ALONE: dict[str, tuple[Edit, str]] = {
     "a rank below 0": (lambda t, c: facts(c, rank=-1), "it is from 0 to 65536"),
     "a rank that is true": (lambda t, c: facts(c, rank=True), "the rank of .* is True"),
     "a rank of 2.0": (lambda t, c: facts(c, rank=2.0), "the rank of .* is 2.0"),
+    "a rank beyond the matrix": (
+        lambda t, c: (facts(c, rank=49), t.update({f"{QKV}:a": torch.ones(49, 48), f"{QKV}:b": torch.ones(144, 49)})),
+        r"have rank 49, and a matrix \(144, 48\) at most 48",
+    ),
+    "a matrix without rows": (change(f"{QKV}:b", lambda b: b[:0]), r"a matrix \(0, 48\) at most 0"),
+    "a matrix without columns": (change(f"{QKV}:a", lambda a: a[:, :0]), r"a matrix \(144, 0\) at most 0"),
     "no rank": (lambda t, c: c["pack"]["factors"].update({QKV: {}}), "the rank of .* is None"),
     "a list": (lambda t, c: c["pack"]["factors"].update({QKV: [2, 1.0]}), "the rank of .* is None"),
     "scale of 1e9": (lambda t, c: facts(c, scale=1e9), "the scale of .* is 1000000000.0; it is a number, at most 1e6"),
@@ -129,6 +141,13 @@ CHECKED_WITH_A_MODEL: dict[str, tuple[Edit, str]] = {
     "a classifier": (
         lambda t, c: (facts(c, "head.weight", rank=0, scale=1.0), t.pop("head.weight")), "no tensor of its base is"
     ),
+    # the base has one for a thousand classes, whose hash the card may give
+    "another classifier": (
+        lambda t, c: (
+            facts(c, "head.weight", rank=0, scale=1.0, start=base_hash(c, "head.weight")), t.pop("head.weight")
+        ),
+        "`head.weight`, which its base does not have in this shape",
+    ),
     "a table without its hash": (
         lambda t, c: c["pack"]["factors"]["pos_embed"].pop("start"), "no tensor of its base is their start"
     ),
@@ -153,6 +172,19 @@ def test_every_reader_refuses(whole: dict[str, Path], tmp_path: Path, edit: Edit
 def test_a_reader_with_the_base_refuses(whole: dict[str, Path], tmp_path: Path, edit: Edit, match: str) -> None:
     with pytest.raises(DataError, match=match):
         load_task(damaged(whole["fp32"], tmp_path / "pack", edit))
+
+
+def test_a_bank_that_builds_no_model_refuses_them_too_and_goes_on(
+    whole: dict[str, Path], shared_pack: Path, tmp_path: Path
+) -> None:
+    bank, images = TaskBank(dtype=torch.float32), torch.randn(1, 3, 32, 32)
+    bank.add("full", shared_pack)
+    bank.add("whole", whole["fp32"])
+    before = bank({"whole": images})["whole"]
+    for name, (edit, _) in CHECKED_WITH_A_MODEL.items():
+        with pytest.raises(DataError):
+            bank.add(name, damaged(whole["fp32"], tmp_path / name, edit))
+    assert torch.equal(bank({"whole": images})["whole"], before) and bank.tasks.keys() == {"full", "whole"}
 
 
 SCALES: dict[str, tuple[Edit, str]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.vtk.packs.test_peft_read import ATTENTION, HEAD, adapter, description
@@ -230,7 +231,7 @@ def compressed(
     return out
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 def test_mixed_ranks_become_one_lora_adapter_and_come_back(
     base_file: Path, small: Any, tmp_path: Path, dtype: str
 ) -> None:
@@ -242,6 +243,9 @@ def test_mixed_ranks_become_one_lora_adapter_and_come_back(
     assert made.tuner == "LORA" and made.in_base == ("pos_embed",)
     # a layer without a change has factors of zeros, for its bias
     assert made.ranks == {module: rank or 1 for module, rank in ranks.items()}
+    with safe_open(tmp_path / "peft" / "adapter_model.safetensors", "pt") as file:
+        card = json.loads(file.metadata()["vtk_peft"])  # of no pack, so that an older vtk reads it
+    assert card["schema"] == 1 and "factors" not in card["pack"]
     # stock PEFT on stock timm, without anything of ours
     name, kwargs = small
     plain = timm.create_model(name, num_classes=3, img_size=32, **kwargs)

@@ -17,11 +17,12 @@ from torch import nn
 from tests.export.conftest import Packed, make_pack
 from vtk.__main__ import main
 from vtk.errors import DataError, UsageError, VerificationError
+from vtk.evaluation.intervals import wilson
 from vtk.fused import Fp8ViT
 from vtk.runtime import fp8_gate as fp8
 from vtk.runtime.backends.base import load_backend, precision_of
 from vtk.runtime.data_option import data_images
-from vtk.runtime.fp8_gate import check_agreement, interval
+from vtk.runtime.fp8_gate import check_agreement
 from vtk.runtime.opening import open_source
 
 Command = Callable[..., tuple[int, dict[str, Any], str]]
@@ -150,7 +151,7 @@ def test_a_row_without_numbers_agrees_with_nothing(pack: Packed, folder: Path, m
 
 @pytest.mark.parametrize(("same", "count"), [(99, 100), (98, 100), (198, 200), (0, 5), (5, 5), (253, 256), (254, 256)])
 def test_the_bound_is_99_percent_whatever_the_number(same: int, count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    low, high = interval(same, count)
+    low, high = wilson(same, count)
     expected = binomtest(same, count).proportion_ci(method="wilson")
     assert abs(low - expected.low) < 1e-4 and abs(high - expected.high) < 1e-4
     if same / count >= 0.99:

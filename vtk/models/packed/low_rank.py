@@ -93,7 +93,7 @@ class LowRankMatrix:
 
     @functools.cached_property
     def thin(self) -> tuple[Tensor, Tensor] | None:
-        """Transposes (K, r) and (r, F) of its only change, if that is of all rows and columns and in its type; else None.
+        """Transposes (K, r), (r, F) of its only change, if that is of all rows and columns and in its type; else None.
 
         They are made once: with few rows of a task, views take as long as products.
         """

@@ -1,8 +1,8 @@
 """Products of packed rows with the matrices of their tasks, one task after the other: what a CPU runs.
 
-Adjacent tasks whose matrices are changes of one base go through the base as one product; each task's change is two thin
-products of its own rows. Of a task with many rows in one call a sum of base and change takes less time than these: it is
-made for that product alone.
+Adjacent tasks whose matrices are changes of one base go through the base as one product; each task's change is two
+thin products of its own rows. Of a task with many rows in one call a sum of base and change takes less time than these:
+it is made for that product alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

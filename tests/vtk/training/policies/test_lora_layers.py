@@ -24,6 +24,7 @@ from vtk.packs.cards import read_card
 from vtk.packs.factor_facts import ranks_of
 from vtk.packs.from_peft import from_peft
 from vtk.packs.load import load_task
+from vtk.packs.to_peft import to_peft
 from vtk.training.finetune import finetune, memory_report
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.frozen_ffn.blocks import apply_memory_mode
@@ -248,7 +249,7 @@ def test_factors_on_the_ffn_are_said_to_leave_the_bank(low, capsys):
         TaskBank().add("a", run.task)
 
 
-def test_parallel_branches_and_int8_packs(low, photos):
+def test_parallel_branches_and_int8_packs(low, photos, tmp_path):
     changes = {"branches": 2, "pack_dtype": "int8", "weights": None, "pretrained": False}
     run = finetune(low(**changes, model_kwargs=("depth=4", "embed_dim=32", "num_heads=2")))
     stored = load_file(run.task / "task.safetensors")
@@ -257,6 +258,8 @@ def test_parallel_branches_and_int8_packs(low, photos):
     assert all(stored[n].dtype == torch.int8 and stored[f"{n}:scale"].shape == (8,) for n in names)
     top1, loss = measure(run.task, photos, torch.float32)
     assert (run.metrics.top1, run.metrics.loss) == (top1, pytest.approx(loss, abs=1e-12))  # of the rounded factors
+    made = to_peft(run.task, tmp_path / "peft")
+    assert {f"{name}.weight:a" for name in made.ranks if name.endswith("qkv")} == names
     # the branches have other names than the base's tensors, which stock PEFT cannot know
     assert (run.adapter / "base.safetensors").is_file()
 
