@@ -45,10 +45,10 @@ def check_parts(name: str, fact: Fact, dtype: str, parts: list[Tensor | None], w
             f"{where}: the factors of `{name}` are {_type(a)} and {_type(b)}; by its card they are ({rank}, columns) "
             f"and (rows, {rank}) in {kind}; {WRONG}"
         )
-    if rank > min(len(b), a.shape[1]):
+    if not len(b) or not a.shape[1] or rank > max(len(b), a.shape[1]):
         raise DataError(
-            f"{where}: the factors of `{name}` have rank {rank}, and a matrix ({len(b)}, {a.shape[1]}) at most "
-            f"{min(len(b), a.shape[1])}; {WRONG}"
+            f"{where}: the factors of `{name}` have rank {rank}, beyond both sides of their matrix "
+            f"({len(b)}, {a.shape[1]}); {WRONG}"
         )
     for scale in scales:
         if (scale is not None) != (dtype == "int8") or (

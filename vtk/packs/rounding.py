@@ -128,7 +128,7 @@ def check_factors(factors: Mapping[str, Factors], created: Created, state: Mappi
                 "numbers; leave it out, and it is stored whole"
             )
         shape, found = (value[..., 0].numel(), value.shape[-1]), (len(change.b), change.a.shape[-1])
-        if change.rank and (found != shape or change.rank > min(shape)):
+        if change.rank and (found != shape or change.rank > max(shape)):
             raise UsageError(f"`factors` has a matrix {found} of rank {change.rank} for `{name}`, which is {shape}")
 
 

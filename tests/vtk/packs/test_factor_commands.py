@@ -31,17 +31,14 @@ def test_the_list_shows_ranks_and_the_drop(
     make_factors: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     even, mixed = make_factors("even", rank=(0, 4, 4, 4, 4)), make_factors("mixed", rank=(1, 4), dtype="int8")
-    update_card(
-        even,
-        dataclasses.replace(card := read_card(even), pack={**card.pack, "compression": {"judged": {"drop": 0.0042}}}),
-    )
+    judged = {"compression": {"judged": {"drop": 0.0042}, "mean_rank": 1e4}}  # which is no mean of ranks of 4
+    update_card(even, dataclasses.replace(card := read_card(even), pack={**card.pack, **judged}))
     weighed = {"compression": {"mean_rank": 3.3}}
     update_card(mixed, dataclasses.replace(card := read_card(mixed), pack={**card.pack, **weighed}))
     assert main(["tasks", "list", str(tmp_path), "--json"]) == 0
     listed = {Path(pack["path"]).name: pack for pack in json.loads(capsys.readouterr().out)["packs"]}
-    assert (
-        listed["even"]["rank"] == {"matrices": 4, "low": 4, "mean": 4.0, "high": 4} and listed["even"]["drop"] == 0.0042
-    )
+    assert listed["even"]["rank"] == {"matrices": 4, "low": 4, "mean": 4.0, "high": 4}
+    assert listed["even"]["drop"] == 0.0042
     assert listed["mixed"]["rank"] == {"matrices": 5, "low": 1, "mean": 3.3, "high": 4}
     assert listed["even-full"]["rank"] is None and listed["mixed"]["drop"] is None
     assert listed["mixed"]["pack_bytes"] == sum(file.stat().st_size for file in mixed.iterdir())

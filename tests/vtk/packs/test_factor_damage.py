@@ -103,11 +103,14 @@ CHECKED_ALONE: dict[str, tuple[Edit, str]] = {
     "a rank that is true": (lambda t, c: facts(c, rank=True), "the rank of .* is True"),
     "a rank of 2.0": (lambda t, c: facts(c, rank=2.0), "the rank of .* is 2.0"),
     "a rank beyond the matrix": (
-        lambda t, c: (facts(c, rank=49), t.update({f"{QKV}:a": torch.ones(49, 48), f"{QKV}:b": torch.ones(144, 49)})),
-        r"have rank 49, and a matrix \(144, 48\) at most 48",
+        lambda t, c: (
+            facts(c, rank=145),
+            t.update({f"{QKV}:a": torch.ones(145, 48), f"{QKV}:b": torch.ones(144, 145)}),
+        ),
+        r"have rank 145, beyond both sides of their matrix \(144, 48\)",
     ),
-    "a matrix without rows": (change(f"{QKV}:b", lambda b: b[:0]), r"a matrix \(0, 48\) at most 0"),
-    "a matrix without columns": (change(f"{QKV}:a", lambda a: a[:, :0]), r"a matrix \(144, 0\) at most 0"),
+    "a matrix without rows": (change(f"{QKV}:b", lambda b: b[:0]), r"their matrix \(0, 48\)"),
+    "a matrix without columns": (change(f"{QKV}:a", lambda a: a[:, :0]), r"their matrix \(144, 0\)"),
     "no rank": (lambda t, c: c["pack"]["factors"].update({QKV: {}}), "the rank of .* is None"),
     "a list": (lambda t, c: c["pack"]["factors"].update({QKV: [2, 1.0]}), "the rank of .* is None"),
     "scale of 1e9": (lambda t, c: facts(c, scale=1e9), "the scale of .* is 1000000000.0; it is a number, at most 1e6"),
@@ -172,6 +175,15 @@ def test_every_reader_refuses(whole: dict[str, Path], tmp_path: Path, edit: Edit
 def test_a_reader_with_the_base_refuses(whole: dict[str, Path], tmp_path: Path, edit: Edit, match: str) -> None:
     with pytest.raises(DataError, match=match):
         load_task(damaged(whole["fp32"], tmp_path / "pack", edit))
+
+
+@pytest.mark.parametrize("name", ["a classifier", "a table without its hash", "a layout of text"])
+def test_without_transforms_no_model_is_needed_to_refuse_a_change_without_a_start(
+    whole: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    edit, match = CHECKED_WITH_A_MODEL[name]
+    with pytest.raises(DataError, match=match):
+        read_pack(damaged(whole["fp32"], tmp_path / "pack", edit))
 
 
 def test_a_bank_that_builds_no_model_refuses_them_too_and_goes_on(

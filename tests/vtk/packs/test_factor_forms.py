@@ -185,7 +185,7 @@ def test_factors_of_what_does_not_start_from_the_base_are_not_saved(base_file: P
         ("blocks.9.attn.qkv.weight", Factors(a, b), "the model has none there"),
         ("norm.bias", Factors(a, b[:1]), r"torch.float32 of shape \(48,\) there"),
         (QKV, Factors(a, b[:9]), r"a matrix \(9, 48\) of rank 2 for .*, which is \(144, 48\)"),
-        (QKV, Factors(a.repeat(25, 1), b.repeat(1, 25)), r"of rank 50 for .*, which is \(144, 48\)"),
+        (QKV, Factors(a.repeat(75, 1), b.repeat(1, 75)), r"of rank 150 for .*, which is \(144, 48\)"),
     ):
         with pytest.raises(UsageError, match=match):
             save(tmp_path / "pack", created, state, {name: factors})

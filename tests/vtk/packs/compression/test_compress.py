@@ -64,6 +64,20 @@ def test_auto_chooses_on_one_half_and_is_judged_on_the_other(
     assert measured["training_top1"] == measured["top1"] == read_card(out).metrics["top1"]
 
 
+def test_a_given_rank_is_judged_on_all_held_out_images(
+    pack: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full, photos = pack
+    code, found, said = run(capsys, full, "--rank", 0, "--data", photos, "--out", tmp_path / "small")
+    assert code == 0 and found["choosing"] == [] and len(found["judging"]) == 24 and "chosen on" not in said
+    before, after = (logits(load_task(p).model, full, found["judging"]) for p in (full, tmp_path / "small"))
+    labels = torch.tensor([CLASSES.index(Path(p).parent.name) for p in found["judging"]])
+    agreement = float((before.argmax(1) == after.argmax(1)).double().mean())
+    assert found["judged"]["agreement"] == pytest.approx(agreement) and agreement < 1
+    assert found["judged"]["after"] == pytest.approx(float((after.argmax(1) == labels).double().mean()))
+    assert read_card(tmp_path / "small").metrics["top1"] == found["judged"]["after"] != found["judged"]["before"]
+
+
 def test_what_is_exact_is_exact_and_the_rest_is_base_plus_factors(
     pack: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
