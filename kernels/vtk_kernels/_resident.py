@@ -35,7 +35,7 @@ RESIDENT = {
     "_grouped_linear_kernel": Resident(1, 2, 1),
     "_linear_gelu_backward_kernel": Resident(1, 2),
     "_linear_kernel": Resident(1, 2, 1),
-    "_low_rank_expand_kernel": Resident(2, 4),
+    "_low_rank_expand_kernel": Resident(2, 4, 2),
     "_low_rank_linear_kernel": Resident(1, 2, 1),
     "_low_rank_shrink_kernel": Resident(2, 4),
     "_norm_backward_kernel": Resident(4, 4),

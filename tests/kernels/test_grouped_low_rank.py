@@ -232,7 +232,7 @@ def test_nothing_to_do() -> None:
 
 
 @needs_kernel
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 40)), min_size=1, max_size=5),
     st.integers(1, 40),

@@ -110,6 +110,19 @@ def test_tasks_with_factors_that_come_and_go_leave_a_graph_valid(
     assert len(captures) == 2, "there was no room for a fourth task"
 
 
+def test_a_classifier_alone_that_comes_drops_the_graphs(five: Any, tools: Any, captures: list[int]) -> None:
+    lab, packs = five
+    bank = graphed(lab, {n: packs[n] for n in ("cars", "pets")})
+    models = {name: lab.alone(path) for name, path in packs.items()}
+    models["again"] = models["cars"]
+    assert tools.worst_error(bank, tools.random_batch(bank, {"pets": 1, "cars": 1}), models) <= 1e-12
+    before = bank._store.generation  # type: ignore[attr-defined]
+    bank.add("again", packs["cars"])  # it trained its head only
+    assert bank._store.generation == before  # type: ignore[attr-defined]
+    assert tools.worst_error(bank, tools.random_batch(bank, {"again": 1, "cars": 1}), models) <= 1e-12
+    assert captures == [256] * 2
+
+
 def test_tasks_that_come_and_go_drop_the_graphs(five: Any, tools: Any, captures: list[int]) -> None:
     lab, packs = five
     bank = graphed(lab, {n: packs[n] for n in ("pets", "dogs")})

@@ -11,6 +11,7 @@ from torch import Tensor
 from vtk.bank.folded import Weights
 from vtk.bank.grouped_weights import GroupedMatrix, SmallStack
 from vtk.bank.stacks import StackStore
+from vtk.errors import UsageError
 from vtk.models.packed.low_rank import Change, LowRankMatrix
 from vtk_kernels.grouped_linear import make_tile_map
 
@@ -95,7 +96,7 @@ def check(store: StackStore, held: Mapping[int, Weights], numbers: list[int]) ->
 KINDS = (None, 0, 2, 5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data(), st.booleans())
 def test_every_call_finds_its_tasks_weights(data: st.DataObject, budget: bool) -> None:
     torch.manual_seed(0)
@@ -170,3 +171,33 @@ def test_a_task_that_is_called_often_gets_a_merged_copy_while_there_is_room(base
     store.set_room(sum(store.bytes_of(n) for n in held) + 600)
     assert not store.merged_bytes(2)
     check(store, held, [1, 2, 3, 4])
+
+
+def test_a_task_that_comes_takes_the_room_of_merged_copies(base: list[dict[str, Tensor]]) -> None:
+    store, held = StackStore(torch.device("cpu")), {n: task(base, 1) for n in range(4)}
+    store.set_room(20000)
+    for number, weights in held.items():
+        store.put(number, weights)
+    for _ in range(6):
+        check(store, held, [2, 3])
+        store.merge_hot([2, 3])
+    assert store.merged_bytes(2) and store.merged_bytes(3)
+    store.set_room(store.device_bytes())
+    check(store, held, [1])
+    assert store.device_bytes() <= store.room and store.merged_bytes(2) + store.merged_bytes(3) > 0  # type: ignore[operator]
+    check(store, held, [0, 1, 2, 3])
+    assert store.device_bytes() <= store.room  # type: ignore[operator]
+
+
+def test_a_call_of_one_kind_fits_where_the_base_beside_the_other_kind_would_not(base: list[dict[str, Tensor]]) -> None:
+    store, held = StackStore(torch.device("cpu")), {0: task(base, 1), 1: task(base, None)}
+    matrices = LAYERS * 8 * sum(f * k for f, k in SHAPES.values())
+    store.set_room(20000)
+    for number, weights in held.items():
+        store.put(number, weights)
+    store.set_room(matrices + store.bytes_of(1) + 60)
+    for number in (0, 1, 0, 1):
+        check(store, held, [number])
+        assert store.device_bytes() <= store.room  # type: ignore[operator]
+    with pytest.raises(UsageError, match="needs the weights of 2 tasks at once"):
+        store.layers([0, 1])

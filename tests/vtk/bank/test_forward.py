@@ -125,7 +125,7 @@ def test_the_kernels_themselves_with_factors(
         pytest.skip("kernels run on the card: test_gpu.py")
     lab = make_lab(embed_dim=16, num_heads=1, depth=2, init_values=0.5)
     packs = {
-        "a": lab.factors("a", ranks=(3, 0, 20), size=16, seed=1), "whole": lab.pack("whole", size=16, seed=3),
+        "a": lab.factors("a", ranks=(3, 0, 13), size=16, seed=1), "whole": lab.pack("whole", size=16, seed=3),
         "b": lab.factors("b", ranks=(1, 2), size=(16, 8), seed=2), "codes": lab.factors("c", dtype="int8", size=16),
     }  # fmt: skip
     bank = lab.bank({n: packs[n] for n in tasks}, fused=True, kernels=True, dtype=torch.float32)
