@@ -54,7 +54,10 @@ def test_every_tensor_is_counted_once(four: Any) -> None:
         state, held = bank._state, bank._store.held
         found = [*state.shared.held(), *state.attention.tensors(), *state.positions.tensors()]
         found += [] if state.ends is None else state.ends.tensors()
-        found += [m.table for m in state.models.values() if m.table is not None]
+        found += [t for m in state.models.values() for t in (m.table, m.pos_embed) if t is not None]
+        tables = [e.pos_embed for e in state.entries.values() if e.pos_embed is not None]
+        assert len(tables) == (4 if way else 0)  # of a bank that is not folded
+        found += [t for table in tables for t in table.own()]
         found += [t for e in state.entries.values() if e.end is not None for t in e.end.state_dict().values()]
         for weights in held.values():
             for matrix in (m for part in weights for m in part.values()):
@@ -97,6 +100,33 @@ def test_the_most_used_get_merged_copies_in_the_room_that_is_left(four: Any, too
         bank.remove("a")
         assert merged() == set()
         call("b", "c", "codes", times=2)
+
+
+def test_whole_tasks_that_are_called_take_the_room_of_copies(four: Any, tools: Any) -> None:
+    lab, packs = four
+    mixed = {**packs, "whole": lab.pack("whole", seed=3)}
+    copy = DEPTH * 8 * (3 * C * C + C * C)
+    bank = lab.bank(mixed, max_bytes=lab.bank(mixed).memory().device_bytes + copy)
+    for _ in range(2 * int(LEAST)):
+        bank(tools.random_batch(bank, {"a": 1, "b": 1}))
+    assert bank.memory().merged_bytes == 2 * copy  # one in the room of the whole one
+    bank(tools.random_batch(bank, {"whole": 1}))
+    memory = bank.memory()
+    assert memory.merged_bytes == copy and memory.device_bytes <= bank.max_bytes and memory.tasks["whole"].on_device
+
+
+def test_equal_tables_of_factor_packs_count_with_the_base(make_lab: Any) -> None:
+    lab = make_lab(model="vit_small_patch16_dinov3", depth=1)  # without learned positions
+    packs = {name: lab.pack(name, seed=i) if name == "b" else lab.factors(name, seed=i) for i, name in enumerate("abc")}
+    bank = lab.bank(packs)
+    for name in ("b", None):
+        memory, ends = bank.memory(), bank._state.ends
+        assert memory.device_bytes == memory.base_bytes + sum(task.bytes for task in memory.tasks.values())
+        assert ends.nbytes == sum(t.nbytes for t in ends.tensors()) and len(ends.tables) == 1
+        head = CLASSES * (C + 1) * 8
+        assert all(ends.own_bytes(n) == head for n in bank.tasks)
+        if name:
+            bank.remove(name)
 
 
 def test_a_budget_below_the_factors_counts_the_least_recently_used_as_absent(four: Any, tools: Any) -> None:
