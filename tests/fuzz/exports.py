@@ -1,5 +1,6 @@
 """ONNX files, compiled libraries, engines, and a server's model repository."""
 
+import hashlib
 import json
 import random
 import shutil
@@ -7,10 +8,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from google.protobuf import text_format
+from safetensors.torch import save
 
 from tests.fuzz.mutators import flip, json_text, zipped
-from tests.fuzz.reader import CARD, JSON, ONNX, V0_1, Reader, quietly
+from tests.fuzz.reader import CARD, JSON, ONNX, TENSORS, V0_1, Reader, quietly
 from tests.fuzz.structured import protobuf
 
 
@@ -107,9 +110,42 @@ def _pbtxt(data: bytes, others: Any, rng: random.Random) -> bytes:
     return text_format.MessageToString(messages().ModelConfig.FromString(edited)).encode()
 
 
+def _make_factors(folder: Path) -> None:
+    layout = {
+        "format": 1, "model": "factors.onnx", "layout": "0" * 16, "batch": None,
+        "tasks": {"a": {"file": "a.safetensors"}}, "sha256": {"factors.onnx": "0" * 64},
+        "input": {"in_chans": 3, "height": 32, "width": 32},
+        "stacks": [
+            {"name": "qkv.a", "axes": [8, "rank"], "dtype": "fp16", "fill": 0},
+            {"name": "qkv.b", "axes": ["rank", 24], "dtype": "fp16", "fill": 0},
+            {"name": "head.bias", "axes": ["classes"], "dtype": "fp32", "fill": -1e38},
+            {"name": "counts", "axes": [], "dtype": "int32", "fill": 0},
+        ],
+    }  # fmt: skip
+    (folder / "factors.json").write_text(json.dumps(layout))
+    rows = {"qkv.a": torch.ones(8, 2).half(), "qkv.b": torch.ones(2, 24).half(), "head.bias": torch.ones(2)}
+    body = save(rows)
+    digest = hashlib.sha256(body[8 + int.from_bytes(body[:8], "little") :]).hexdigest()
+    about = {"layout": layout["layout"], "classes": ["a", "b"], "sha256": digest}
+    (folder / "a.safetensors").write_bytes(save(rows, {"vtk.factors": json.dumps(about)}))
+
+
+def _read_factors(folder: Path, file: Path) -> None:
+    from vtk.errors import DataError
+    from vtk_export.triton.served.vtk_factors import FactorError, read_layout, read_task
+
+    try:
+        layout = read_layout(folder / "factors.json")
+        classes, rows = read_task(folder / "a.safetensors", layout)
+    except FactorError as error:  # the class knows nothing of vtk
+        raise DataError(str(error)) from error
+    assert len(rows) == len(layout["stacks"]) and all(isinstance(name, str) for name in classes)
+
+
 READERS = {
     "onnx": Reader(1500, _make_onnx, _read_onnx, {".onnx": ONNX}),
     "aoti": Reader(500, _make_aoti, _read_aoti, {".pt2": (flip, zipped(json_text))}),
     "engine": Reader(400, _make_engine, _read_engine, {".json": JSON}),
     "repository": Reader(400, _make_repository, _read_repository, {".pbtxt": (flip, _pbtxt), "tasks.json": JSON}),
+    "factors": Reader(400, _make_factors, _read_factors, {".json": JSON, ".safetensors": TENSORS}),
 }

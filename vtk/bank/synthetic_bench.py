@@ -75,20 +75,19 @@ def bench_synthetic(config: BenchConfig) -> SyntheticResult:
         one = next(iter(models.values()))
         subject = _Subject(bank, packs, models, base)
         each = n_bytes(list(start.model.to(bank.dtype).state_dict().values()))
-        memory = bank.memory()
-        result = SyntheticResult(
+        sizes = config.batch or ((config.images_per_task or 0) * config.tasks or BATCH,)
+        cells = [_cell(config, subject, one, images, base) for images in sizes]
+        memory = bank.memory()  # with the merged copies that these calls made
+        return SyntheticResult(
             tasks=config.tasks, ranks=config.rank or (RANK,), pack_dtype=config.pack_dtype,
             model=start.spec.name, size=start.input.size, classes=config.task_classes, device=str(bank.device),
             dtype=str(bank.dtype).removeprefix("torch."), rounds=config.rounds, models_held=len(models), adding=adding,
-            bytes=Bytes(
+            cells=cells, bytes=Bytes(
                 one_model=each, bank=memory.total_bytes - memory.graph_bytes, bank_base=memory.base_bytes,
                 bank_factors=memory.factor_bytes, bank_merged=memory.merged_bytes, bank_host=memory.host_bytes,
                 separate=each * config.tasks, packs=sum(map(pack_bytes, packs.values())),
             ),
         )  # fmt: skip
-        for images in config.batch or ((config.images_per_task or 0) * config.tasks or BATCH,):
-            result.cells.append(_cell(config, subject, one, images, base))
-        return result
 
 
 def _start(config: BenchConfig, folder: Path) -> tuple[Created, Path | None]:

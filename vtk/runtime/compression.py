@@ -21,6 +21,7 @@ from vtk.packs.compression.report import describe, print_lines
 from vtk.packs.compression.write import Images, write_compressed
 from vtk.packs.config import CompressConfig
 from vtk.packs.load import load_task
+from vtk.runtime.data_parts import choose_part
 from vtk.runtime.images import find_images
 from vtk.runtime.run_conditions import Conditions, choose_conditions
 from vtk.runtime.source import Source, pack_name
@@ -131,12 +132,12 @@ def _training_samples(
     """Return training images that are none of the held-out ones, and what they are in words."""
     assert config.data is not None
     try:
-        again, part = find_images(source, config.data, "train")
+        part = choose_part(source.card, audit, config.data, "train")
     except DataError:
         return (), ""
     paths = {sample.path for sample in held}
     contents = {audit.digests.get(path) for path in paths} - {None, ""}
-    others = tuple(s for s in part.samples if s.path not in paths and again.digests.get(s.path) not in contents)
+    others = tuple(s for s in part.samples if s.path not in paths and audit.digests.get(s.path) not in contents)
     return others, part.what
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from vtk_export.graph.convert import convert
 from vtk_export.tasks.build import Build, TaskFile
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.factor_gate import measure_neighbours, open_model, print_factor_rows, verify_factors
-from vtk_export.tasks.factor_layout import DTYPES, Layout, examples, head_layers, origin_of, plan
+from vtk_export.tasks.factor_layout import DTYPES, Layout, examples, head_layers, names_of, origin_of, plan
 from vtk_export.tasks.factor_rows import (
     Changes,
     Rows,
@@ -100,6 +100,8 @@ class FactorBuild(Build):
         self.loader.run_banks(self.members)
         factored = {key for found in changes.values() for key in found.factors}
         trained = {key for found in changes.values() for key in found.tensors}
+        for names, more in zip((factored, trained), self._earlier_names(origin), strict=True):
+            names |= more
         self.layout = plan(start, factored, trained, self.config.factor_dtype, origin)
         for member in self.members:
             self.rows[member.name] = task_rows(self.layout, values, changes[member.name], _what(member))
@@ -116,6 +118,15 @@ class FactorBuild(Build):
             stacks=stacks,
         )  # fmt: skip
         self._add(FACTORS, proto)
+
+    def _earlier_names(self, origin: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+        """Return the names of what the earlier graph has stacks of: it may hold these tasks, who change less."""
+        if self._earlier is not None:
+            with contextlib.suppress(DataError, KeyError, TypeError, AttributeError):
+                found = read_json(self._earlier / LAYOUT)
+                if to_json(found["origin"]) == to_json(origin):
+                    return names_of(stack["name"] for stack in found["stacks"])
+        return set(), set()
 
     def _same_graph(self) -> tuple[Path, ...]:
         """Return the files of the earlier graph; none if there is none, if it is damaged, or if it is another."""

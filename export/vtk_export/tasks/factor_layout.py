@@ -5,7 +5,7 @@ rank of a matrix's factors, and the number of classes. A row is padded to the la
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,6 +152,18 @@ def plan(
 def head_layers(model: nn.Module) -> tuple[str, ...]:
     """Return the names of a model's classifiers."""
     return tuple(dict.fromkeys(key.rpartition(".")[0] for key in sorted(head_names(model))))
+
+
+def names_of(stacks: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the parameters that stacks stand for: those with low-rank changes, and others; classifiers among these."""
+    factored, others = set[str](), set[str]()
+    for name in stacks:
+        start, _, end = name.rpartition(".")
+        if end == "a":
+            factored.add(start if start in TABLES else f"{start}.weight")
+        elif end != "b" and name != COUNTS:
+            others.add(name)
+    return factored, others
 
 
 def rank_axis(name: str) -> str:

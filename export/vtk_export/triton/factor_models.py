@@ -35,8 +35,8 @@ def takes_factors(order: Order) -> bool:
     """
     if order.config.form != "auto":
         return order.config.form == "factors"
-    if not order.config.several or order.config.server != "python":
-        return False
+    if not order.config.several or order.config.server != "python" or order.config.profile or order.config.fuse:
+        return False  # these are for graphs of one task
     cards = [source.card for source in map(open_source, order.named.values()) if source.kind == "pack"]
     sizes = {(card.input.in_chans, *card.input.size) for card in cards}
     return len(cards) == len(order.named) and all(c.pack.get("factors") for c in cards) and len(sizes) == 1

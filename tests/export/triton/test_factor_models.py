@@ -19,7 +19,10 @@ from tritonclient.grpc import model_config_pb2
 
 from tests.export._fake_server import Load, request
 from vtk.__main__ import main
+from vtk.card import Card
 from vtk.models.create import build_model
+from vtk.packs import save_task
+from vtk.packs.factors import Factors
 from vtk.packs.synthetic import write_synthetic
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
@@ -63,7 +66,20 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Packs:
             NAME, num_classes=classes, img_size=SIZE, weights=root / "base.safetensors", kwargs=dict(KWARGS)
         )
         folders[name] = write_synthetic(root / name, start, rank=[seed, 7 - seed, 2], seed=seed)
+    folders["narrow"] = narrow(root / "narrow", start)
     return Packs(folders, root / "base.safetensors")
+
+
+def narrow(folder: Path, start: Any) -> Path:
+    """A pack that changes one matrix and the classifier alone."""
+    name, generator = "blocks.0.attn.qkv.weight", torch.Generator().manual_seed(9)
+    state = {key: value.clone() for key, value in start.model.state_dict().items()}
+    factors = Factors.of(0.02 * torch.randn(state[name].shape, generator=generator), 3)
+    state[name] += factors.change()
+    state["head.weight"] += torch.randn(state["head.weight"].shape, generator=generator)
+    card = Card(start.spec, start.input, tuple("wxyz"))
+    save_task(folder, state=state, created=start, card=card, trained=[name, "head.weight"], factors={name: factors})
+    return folder
 
 
 def export(packs: Packs, repo: Path, tasks: dict[str, str], **options: Any) -> Any:
@@ -132,6 +148,9 @@ def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
     made = export(packs, tmp_path / "models", {"b": "b", "c": "c"})
     whole = json.loads((tmp_path / "models" / "m" / "1" / "factors.json").read_text())
     assert (made.version, made.updated) == (1, True) and updated == whole
+    made = export(packs, tmp_path / "models", {"narrow": "narrow"}, update=True, remove=("b", "c"))
+    assert (made.version, made.updated) == (1, True), "tasks that change less fit the graph as it is"
+    until({"narrow": "narrow"})
     monkeypatch.undo()
     other = export(packs, tmp_path / "models", {"a": "a2", "c": "c"}, factor_dtype="fp16")
     assert (other.version, other.updated) == (2, False), "stacks of another type are another graph"

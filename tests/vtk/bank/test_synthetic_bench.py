@@ -87,10 +87,12 @@ def test_a_model_by_name_needs_no_pack_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("VTK_HOME", str(tmp_path / "home"))
     options = ["--tasks", "2", "--model", "test_vit", "--img-size", "32", "--pack-dtype", "int8", "--rounds", "7"]
-    assert main(["tasks", "bench", *options, "--images-per-task", "2", "--device", "cpu", "--json"]) == 0
+    options += ["--images-per-task", "2", "--max-bytes", "1000000000"]
+    assert main(["tasks", "bench", *options, "--device", "cpu", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["model"], result["size"], result["classes"]) == ("test_vit", [32, 32], 10)
     assert [(cell["images"], cell["tasks"]) for cell in result["cells"]] == [(4, 2)]
+    assert result["bytes"]["bank_merged"] > 2 * result["bytes"]["bank_factors"] > 0  # both were used often enough
     assert not list(tmp_path.iterdir())
 
 
@@ -116,6 +118,7 @@ def test_wrong_logits_of_the_bank_are_not_timed(
         (["--tasks", "2", "--pack", "x", "--pack", "y"], "`--tasks` makes packs of one model"),
         (["--tasks", "2", "--pack", "x", "--copies", "2"], "no --copies"),
         (["--tasks", "2", "--pack", "x", "--model", "test_vit"], "`--pack` and `--model` name two models"),
+        (["--tasks", "2", "--max-bytes", "9", "--max-gpu-bytes", "9"], "`--max-gpu-bytes` is the older name"),
         (["--tasks", "2", "--batch", "2", "--images-per-task", "2"], "both say how many images a call has"),
         (["--tasks", "2", "--model", "resnet18"], "a bank holds timm's"),
         (["--tasks", "2", "--model", "nonesuch"], "nonesuch"),

@@ -337,6 +337,8 @@ def test_predict_of_one_image_and_more_labels_than_classes(
     shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = shop.photos / "val" / "red" / "0.png"
+    assert main(["predict", str(shop.pack), str(image)]) == 0
+    assert "\n1 image on " in capsys.readouterr().out
     result = _json(capsys, "predict", shop.pack, image, "--top-k", 9, "--out", tmp_path / "one.csv")
     assert len(result["predictions"]) == 1
     assert sorted(result["predictions"][0]["labels"]) == sorted(CLASSES)

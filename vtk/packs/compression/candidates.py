@@ -14,6 +14,8 @@ from vtk.packs.compression.expected import expected_value, probabilities
 from vtk.packs.compression.held_out import HeldOut
 from vtk.packs.compression.trial import Trial
 
+_FIRST = 4
+
 LEAST_LIKENESS = 0.95
 """Least share of the logits' variance that must stay where accuracy alone cannot tell."""
 
@@ -99,7 +101,8 @@ def search(trial: Trial, held: HeldOut, before: Answers, rule: Rule, others: int
         )  # fmt: skip
         return rule.allows(found[rank])
 
-    small, large, full = 0, 1, max(min(change.shape) for change in trial.changes.values())
+    full = max(min(change.shape) for change in trial.changes.values())
+    small, large = 0, min(_FIRST, full)
     while not allowed(large):
         if large == full:
             return tuple(found[rank] for rank in sorted(found))

@@ -96,14 +96,14 @@ def compress(
         held.check_halves()
     model = task.model.to(device).eval()
     before = held.answers(model, "full pack") if held is not None else None
-    sides: Mapping[str, tuple[Tensor, Tensor]] = {}
+    sides: dict[str, tuple[Tensor, Tensor]] = {}
     weighed = min(IMAGES, len(training)) if training is not None else 0
     if training is not None:
         batches = training.some(IMAGES, BATCH)
         sides = gradient_moments(
             model, list(whole), batches, multi_label=task.card.multi_label, seed=config.seed, count=weighed
         )
-    changes = {name: Change.of(change, sides.get(name)) for name, change in whole.items()}
+    changes = {name: Change.of(change, sides.pop(name, None)) for name, change in whole.items()}  # frees the sides
     trial = Trial.of(model, created.model.state_dict(), changes, config.pack_dtype)
     metric = metric_of(config, task.card.multi_label)
     candidates: tuple[Candidate, ...] = ()

@@ -26,6 +26,7 @@ COUNTS = "counts"
 _DTYPES: dict[str, "np.dtype[Any]"] = {"fp32": np.dtype("<f4"), "fp16": np.dtype("<f2"), "int32": np.dtype("<i4")}
 _STORED: dict[str, "np.dtype[Any]"] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 _LARGEST_HEADER = 16 << 20
+_LARGEST_AXIS = 1 << 24
 _SHOWN = 20
 
 
@@ -106,7 +107,7 @@ class FactorModel:
         optimize: bool = True,
     ) -> None:
         self.folder = Path(folder)
-        self.layout = _read_layout(self.folder / LAYOUT)
+        self.layout = read_layout(self.folder / LAYOUT)
         spec = self.layout["input"]
         self.shape: tuple[int, int, int] = (spec["in_chans"], spec["height"], spec["width"])
         for name, wanted in self.layout["sha256"].items():
@@ -216,7 +217,7 @@ class FactorModel:
     def memory(self) -> dict[str, int]:
         """Return the bytes of the stacks, of the tasks' rows in them, and of padding to the largest task's sizes.
 
-        The rest of the stacks are free slots.
+        The rest of the stacks are free slots, which take memory once a task was in them.
         """
         with self._turn:
             slots = max(1, len(self._stacks[COUNTS].values))
@@ -237,7 +238,7 @@ class FactorModel:
             sizes = {axis: max(size, self._sizes[axis]) for axis, size in sizes.items()}
             slots = len(self._stacks[COUNTS].values)
             if new and len(self._tasks) == slots:
-                slots += max(1, slots // 4)  # each growth copies all stacks, so there are few of them
+                slots *= 2  # each growth copies all stacks; rows that nobody has written take no memory
             self._grow(slots, sizes)
             slot = self._free.pop(0) if new else self._known(name).slot
             for stack in self._stacks.values():
@@ -352,15 +353,33 @@ def _check_open(stacks: Sequence[Mapping[str, Any]], rows: Mapping[str, np.ndarr
                 raise ValueError(f"`{entry['name']}` is {shape}, the other factor of its matrix has {sizes[axis]}")
 
 
-def _read_layout(path: Path) -> dict[str, Any]:
+def read_layout(path: Path) -> dict[str, Any]:
+    """Read ``factors.json``, and check what of it is used.
+
+    Raises:
+        FactorError: it is damaged, of another format or no such file.
+    """
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
-            raise ValueError(f"its format is {found['format']}, this code reads {FORMAT}")
-        for key in ("input", "sha256", "stacks", "batch", "model", "tasks", "layout"):
-            found[key]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FactorError(f"{path} is no layout of `vtk export tasks --form factors`: {error}") from error
+            raise ValueError(f"its format is {found['format']!r}, this code reads {FORMAT}")
+        sizes = [found["input"][key] for key in ("in_chans", "height", "width")]
+        sizes += [1 if found["batch"] is None else found["batch"]]
+        names = [found["model"], *found["sha256"], *(task["file"] for task in found["tasks"].values())]
+        for stack in found["stacks"]:
+            names.append(stack["name"])
+            sizes += [axis for axis in stack["axes"] if not isinstance(axis, str)]
+            if stack["dtype"] not in _DTYPES or not isinstance(stack["fill"], (int, float)):
+                raise ValueError(f"`{stack['name']}` is of no known type")
+        if not isinstance(found["layout"], str) or COUNTS not in [stack["name"] for stack in found["stacks"]]:
+            raise ValueError("it lists no stacks")
+        if not all(type(size) is int and 0 < size <= _LARGEST_AXIS for size in sizes):
+            raise ValueError("it has a size that is none")
+        if not all(isinstance(name, str) and name == Path(name).name for name in names):
+            raise ValueError("it names a file that does not lie beside it")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        text = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+        raise FactorError(f"{path} is no layout of `vtk export tasks --form factors`: {text}") from error
     return found
 
 
