@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vtk.bank import TaskBank
+from vtk.bank.folded import merge
 from vtk.bank.hot_tasks import CLEARLY, HALF_LIFE, LEAST, HotTasks
 from vtk.errors import UsageError
 from vtk.models.create import build_model
@@ -113,6 +114,38 @@ def test_whole_tasks_that_are_called_take_the_room_of_copies(four: Any, tools: A
     bank(tools.random_batch(bank, {"whole": 1}))
     memory = bank.memory()
     assert memory.merged_bytes == copy and memory.device_bytes <= bank.max_bytes and memory.tasks["whole"].on_device
+
+
+def test_copies_leave_room_for_factors_that_are_absent(four: Any, tools: Any) -> None:
+    lab, packs = four
+    mixed = {**packs, "whole": lab.pack("whole", seed=3)}
+    whole, copy = lab.bank(mixed), DEPTH * 8 * (3 * C * C + C * C)
+    memory = whole.memory()
+    bank = lab.bank(mixed, max_bytes=memory.device_bytes - (memory.tasks["whole"].bytes - copy) - 8)
+    bank(tools.random_batch(bank, {"b": 1, "c": 1, "codes": 1}))
+    bank(tools.random_batch(bank, {"whole": 1}))
+    assert not bank.memory().tasks["a"].on_device  # the one used least went for it
+    bank.remove("whole")
+    for _ in range(2 * int(LEAST)):
+        bank(tools.random_batch(bank, {"b": 1}))
+    assert bank.memory().merged_bytes == 0  # it would fit beside the factors that are present
+
+
+def test_a_copy_of_a_task_that_goes_while_it_is_made(four: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, packs = four
+    bank = lab.bank(packs, max_bytes=1 << 30)
+    images = tools.random_batch(bank, {"a": 1})
+
+    def gone(weights: Any) -> Any:
+        bank.remove("a")
+        return merge(weights)
+
+    monkeypatch.setattr("vtk.bank.stores.merge", gone)
+    while "a" in bank.tasks:
+        bank(images)
+    assert not bank._store.merged and bank.memory().merged_bytes == 0
+    bank.add("a", packs["a"])
+    assert tools.worst_error(bank, images, {"a": lab.alone(packs["a"])}) <= 1e-12
 
 
 def test_equal_tables_of_factor_packs_count_with_the_base(make_lab: Any) -> None:
