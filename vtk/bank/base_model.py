@@ -47,6 +47,7 @@ class BaseModel:
         positions: rotary tables and biases.
         reader: of the family, where the bank is folded.
         table: (N, C), the base's embedding table on the bank's device, where it has one.
+        pos_embed: (N, C), its position table likewise, where tasks embed their own images.
     """
 
     card: Card
@@ -62,6 +63,7 @@ class BaseModel:
     positions: TaskPositions
     reader: Reader | None = None
     table: Tensor | None = None
+    pos_embed: Tensor | None = None
 
     @classmethod
     def of(cls, task: Task, dtype: torch.dtype) -> tuple["BaseModel", Task]:

@@ -118,6 +118,10 @@ class Loader:
             place = self.device if self.resident else torch.device("cpu")
             held = table.to(place) if isinstance(table, torch.Tensor) else None
             model = model.folded(reader_of(same.model), held)
+        pos_embed = model.end._parameters.get("pos_embed")
+        if self.resident and pos_embed is not None and (folding is None or folding.piece.table is None):
+            held = pos_embed.detach()[0].to(self.device, self.dtype, copy=True)
+            model = dataclasses.replace(model, pos_embed=held)
         model.check(pack)
         own = read_positions(task.model, size, self.dtype) if model.moves_positions(pack) else None
         return Incoming(same, folding, pack, model, own)

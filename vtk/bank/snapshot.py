@@ -84,7 +84,7 @@ class State:
         return found
 
     def _base_tables(self) -> list[Tensor]:
-        return [m.table for m in self.models.values() if m.table is not None]
+        return [t for m in self.models.values() for t in (m.table, m.pos_embed) if t is not None]
 
     def own_bytes(self, name: str) -> int:
         """Return the bytes of what only this task has, without attention's weights."""

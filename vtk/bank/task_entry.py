@@ -1,21 +1,24 @@
 """One task in a bank: its embedding, classifier and attention weights."""
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vtk.bank.architectures import without_blocks
 from vtk.bank.base_model import BaseModel
-from vtk.bank.folded import Folding, Piece, Weights, fold_ends, n_bytes
+from vtk.bank.folded import Folding, Piece, Weights, fold_ends, n_bytes, weights_bytes
+from vtk.bank.plain_changes import to_change
 from vtk.bank.shared_weights import NUMBERS, Shared, replace_tensors
 from vtk.bank.tables import low_rank_table
 from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.models.packed.forward import attention_modules, own_parameters, own_weights
+from vtk.models.packed.low_rank import LowRankMatrix
 from vtk.packs.factors import PackTensors
 from vtk.packs.load import Task
 
@@ -33,6 +36,7 @@ class Entry:
             bank's. None if both ends are folded and concatenated with the other tasks'.
         end_bytes: of the tensors of ``end`` that only this task has.
         tokens: of an image, prefix included.
+        pos_embed: of ``end``, which then has none, as a low-rank change of the base's; None where it has its own.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Entry:
     end: Any
     end_bytes: int
     tokens: int
+    pos_embed: LowRankMatrix | None = None
 
     def check(self, images: Any) -> None:
         """Refuse anything but a batch of this task's images.
@@ -60,7 +65,12 @@ class Entry:
 
     def embed(self, images: Tensor) -> Tensor:
         """Map images to the tokens (B, N, C) that the first block reads."""
-        tokens: Tensor = self.end.forward_features(images)  # it has no blocks
+        end = self.end
+        if self.pos_embed is not None:  # a copy that is this call's alone, since others may run meanwhile
+            table = nn.Parameter(self.pos_embed.merged()[None], requires_grad=False)
+            end = copy.copy(end)
+            end._parameters = {**end._parameters, "pos_embed": table}
+        tokens: Tensor = end.forward_features(images)  # it has no blocks
         return tokens
 
     def logits(self, x: Tensor) -> Tensor:
@@ -124,12 +134,17 @@ def make_factor_entry(
             piece = dataclasses.replace(piece, table=table)
         if piece.table is not None and piece.w_head is not None:
             return Entry(name, pack.card, pack.path, next(NUMBERS), None, 0, len(piece.table)), piece
-    return _with_end(name, pack.card, pack.path, next(NUMBERS), end, shared, device, dtype), piece
+    pos_embed, change = None, pack.factors.get("pos_embed")
+    if model.pos_embed is not None and change is not None:
+        thin = (to_change(change, dtype),) if change.rank else ()
+        if weights_bytes([{"pos_embed": LowRankMatrix(model.pos_embed, thin)}]) < model.pos_embed.nbytes:
+            pos_embed, end._parameters["pos_embed"] = LowRankMatrix(model.pos_embed, thin), None
+    return _with_end(name, pack.card, pack.path, next(NUMBERS), end, shared, device, dtype, pos_embed), piece
 
 
 def _with_end(
     name: str, card: Card, path: Path, number: int, model: Any, shared: Shared, device: torch.device,
-    dtype: torch.dtype,
+    dtype: torch.dtype, pos_embed: LowRankMatrix | None = None,
 ) -> Entry:  # fmt: skip
     """Return the entry of a task that embeds its own images or computes its own logits; its model is consumed."""
     without_blocks(model, norm=False)
@@ -138,7 +153,8 @@ def _with_end(
     own = {k: t.detach().to(device, dtype if t.is_floating_point() else None) for k, t in named if k not in common}
     replace_tensors(model, {**{k: t for k, t in common.items() if not k.startswith("blocks.")}, **own})
     model.eval()
-    entry = Entry(name, card, path, number, model, n_bytes(list(own.values())), 0)
+    taken = [*own.values(), *([] if pos_embed is None else pos_embed.own())]
+    entry = Entry(name, card, path, number, model, n_bytes(taken), 0, pos_embed)
     with torch.no_grad():
         blank = torch.zeros(1, card.input.in_chans, *card.input.size, device=device, dtype=dtype)
         return dataclasses.replace(entry, tokens=entry.embed(blank).shape[1])

@@ -139,8 +139,8 @@ class Lab:
             if matrix or (key == "pos_embed" and created.key_map[key] is not None):
                 trained.add(key)
                 if not any(part in key for part in whole):
-                    rank = ranks[len(found) % len(ranks)]
                     rows, columns = value[..., 0].numel(), value.shape[-1]
+                    rank = min(ranks[len(found) % len(ranks)], rows, columns)
                     a, b = torch.randn(rank, columns, generator=g), torch.randn(rows, rank, generator=g)
                     found[key] = Factors(0.3 * a, 0.3 * b, 0.7)
                     continue

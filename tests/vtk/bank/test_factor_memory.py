@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vtk.bank import TaskBank
+from vtk.bank.folded import merge
 from vtk.bank.hot_tasks import CLEARLY, HALF_LIFE, LEAST, HotTasks
 from vtk.errors import UsageError
 from vtk.models.create import build_model
@@ -54,7 +55,10 @@ def test_every_tensor_is_counted_once(four: Any) -> None:
         state, held = bank._state, bank._store.held
         found = [*state.shared.held(), *state.attention.tensors(), *state.positions.tensors()]
         found += [] if state.ends is None else state.ends.tensors()
-        found += [m.table for m in state.models.values() if m.table is not None]
+        found += [t for m in state.models.values() for t in (m.table, m.pos_embed) if t is not None]
+        tables = [e.pos_embed for e in state.entries.values() if e.pos_embed is not None]
+        assert len(tables) == (4 if way else 0)  # of a bank that is not folded
+        found += [t for table in tables for t in table.own()]
         found += [t for e in state.entries.values() if e.end is not None for t in e.end.state_dict().values()]
         for weights in held.values():
             for matrix in (m for part in weights for m in part.values()):
@@ -97,6 +101,65 @@ def test_the_most_used_get_merged_copies_in_the_room_that_is_left(four: Any, too
         bank.remove("a")
         assert merged() == set()
         call("b", "c", "codes", times=2)
+
+
+def test_whole_tasks_that_are_called_take_the_room_of_copies(four: Any, tools: Any) -> None:
+    lab, packs = four
+    mixed = {**packs, "whole": lab.pack("whole", seed=3)}
+    copy = DEPTH * 8 * (3 * C * C + C * C)
+    bank = lab.bank(mixed, max_bytes=lab.bank(mixed).memory().device_bytes + copy)
+    for _ in range(2 * int(LEAST)):
+        bank(tools.random_batch(bank, {"a": 1, "b": 1}))
+    assert bank.memory().merged_bytes == 2 * copy  # one in the room of the whole one
+    bank(tools.random_batch(bank, {"whole": 1}))
+    memory = bank.memory()
+    assert memory.merged_bytes == copy and memory.device_bytes <= bank.max_bytes and memory.tasks["whole"].on_device
+
+
+def test_copies_leave_room_for_factors_that_are_absent(four: Any, tools: Any) -> None:
+    lab, packs = four
+    mixed = {**packs, "whole": lab.pack("whole", seed=3)}
+    whole, copy = lab.bank(mixed), DEPTH * 8 * (3 * C * C + C * C)
+    memory = whole.memory()
+    bank = lab.bank(mixed, max_bytes=memory.device_bytes - (memory.tasks["whole"].bytes - copy) - 8)
+    bank(tools.random_batch(bank, {"b": 1, "c": 1, "codes": 1}))
+    bank(tools.random_batch(bank, {"whole": 1}))
+    assert not bank.memory().tasks["a"].on_device  # the one used least went for it
+    bank.remove("whole")
+    for _ in range(2 * int(LEAST)):
+        bank(tools.random_batch(bank, {"b": 1}))
+    assert bank.memory().merged_bytes == 0  # it would fit beside the factors that are present
+
+
+def test_a_copy_of_a_task_that_goes_while_it_is_made(four: Any, tools: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab, packs = four
+    bank = lab.bank(packs, max_bytes=1 << 30)
+    images = tools.random_batch(bank, {"a": 1})
+
+    def gone(weights: Any) -> Any:
+        bank.remove("a")
+        return merge(weights)
+
+    monkeypatch.setattr("vtk.bank.stores.merge", gone)
+    while "a" in bank.tasks:
+        bank(images)
+    assert not bank._store.merged and bank.memory().merged_bytes == 0
+    bank.add("a", packs["a"])
+    assert tools.worst_error(bank, images, {"a": lab.alone(packs["a"])}) <= 1e-12
+
+
+def test_equal_tables_of_factor_packs_count_with_the_base(make_lab: Any) -> None:
+    lab = make_lab(model="vit_small_patch16_dinov3", depth=1)  # without learned positions
+    packs = {name: lab.pack(name, seed=i) if name == "b" else lab.factors(name, seed=i) for i, name in enumerate("abc")}
+    bank = lab.bank(packs)
+    for name in ("b", None):
+        memory, ends = bank.memory(), bank._state.ends
+        assert memory.device_bytes == memory.base_bytes + sum(task.bytes for task in memory.tasks.values())
+        assert ends.nbytes == sum(t.nbytes for t in ends.tensors()) and len(ends.tables) == 1
+        head = CLASSES * (C + 1) * 8
+        assert all(ends.own_bytes(n) == head for n in bank.tasks)
+        if name:
+            bank.remove(name)
 
 
 def test_a_budget_below_the_factors_counts_the_least_recently_used_as_absent(four: Any, tools: Any) -> None:

@@ -39,7 +39,7 @@ def packs(tmp_path: Path, **kwargs: Any) -> tuple[Path, Path]:
 
 
 def test_sixteen_tasks_in_one_call_and_one_task(tmp_path: Path) -> None:
-    base, pack = packs(tmp_path, depth=4)
+    base, pack = packs(tmp_path)  # all blocks: a fused model of one task needs no keys and values in the last one
     task = load_task(pack, base=base)
     bank, merged = TaskBank(base), TaskBank(base)
     for i in range(16):
@@ -47,9 +47,9 @@ def test_sixteen_tasks_in_one_call_and_one_task(tmp_path: Path) -> None:
     merged.add("0", dataclasses.replace(task, factors={}, model=copy.deepcopy(task.model)))
     single, images = fuse(task.model, torch.float32), torch.randn(16, 3, 224, 224)
     mixed = {str(i): images[i : i + 1] for i in range(16)}
-    found = ratios({"mixed": lambda: bank(mixed), "fused": lambda: single(images)}, 7)
+    found = ratios({"mixed": lambda: bank(mixed), "fused": lambda: single(images)}, 5)
     assert found["mixed"] <= 1.2
-    found = ratios({"factors": lambda: bank({"0": images}), "merged": lambda: merged({"0": images})}, 7)
+    found = ratios({"factors": lambda: bank({"0": images}), "merged": lambda: merged({"0": images})}, 5)
     assert found["factors"] <= 1.03  # noise; a sum of base and change is made for so many rows
 
 

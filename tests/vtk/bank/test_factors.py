@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vtk.card import Transform
+from vtk.models.packed import products
 from vtk.models.packed.low_rank import LowRankMatrix
 from vtk.packs import load_task
 
@@ -160,6 +161,23 @@ def test_adding_reads_only_the_pack(mixed: Any, monkeypatch: pytest.MonkeyPatch)
             bank.add(f"more{i}", packs["half"])
         found.append(counting.counts.total())
     assert len(set(found)) == 1  # as many operations beside 7 tasks as beside 2
+
+
+def test_rows_of_all_tasks_with_factors_are_one_product(
+    mixed: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, packs = mixed
+    bank = lab.bank(packs)
+    tasks: list[int] = []
+    original = products._multiply
+
+    def counted(x: Any, w: Any, b: Any, group: Any, y: Any) -> None:
+        tasks.append(len(group))
+        original(x, w, b, group, y)
+
+    monkeypatch.setattr(products, "_multiply", counted)
+    bank(tools.random_batch(bank, dict.fromkeys(("a", "whole", "codes", "head", "b"), 1)))
+    assert tasks[:2] == [1, 4]  # qkv of the first block: the whole pack's rows, then those of all others
 
 
 def test_a_call_does_nothing_for_idle_tasks(mixed: Any, tools: Any) -> None:
