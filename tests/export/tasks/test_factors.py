@@ -8,13 +8,11 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import timm
 import torch
@@ -482,31 +480,3 @@ def test_tasks_of_several_image_sizes_are_refused_by_name(
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert "`pets`" in error and "`wide`" in error and "3×32×32 and 3×32×48" in error and "--form files" in error
-
-
-@pytest.mark.slow
-@pytest.mark.timing
-def test_eight_tasks_take_at_most_a_quarter_more_than_one(served: Any, tools: Any, tmp_path: Path) -> None:
-    """At batch 8, on one thread, against the file of a single task; in time of the CPU, side by side."""
-    kwargs = {"depth": 2, "embed_dim": 384, "num_heads": 6}
-    torch.manual_seed(1)
-    base = tmp_path / "base.safetensors"
-    save_file(timm.create_model(NAME, num_classes=0, **kwargs).state_dict(), base)
-    created = build_model(NAME, num_classes=10, img_size=224, weights=base, kwargs=kwargs)
-    packs = [write_synthetic(tmp_path / f"t{i}", created, rank=16, dtype="bf16", seed=i) for i in range(8)]
-    done = tools.run_export(*packs, "--form", "factors", "--base", base, "--out", tmp_path / "out")
-    assert main(["export", "onnx", str(packs[0]), "--base", str(base), "--out", str(tmp_path / "one")]) == 0
-    model = served.FactorModel(done.out, threads=1)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(tmp_path / "one" / "model.onnx", options, providers=["CPUExecutionProvider"])
-    pixels = np.random.default_rng(0).standard_normal((8, 3, 224, 224), np.float32)
-    batches = {f"t{i}": pixels[i : i + 1] for i in range(8)}
-    sides = (lambda: session.run(None, {"pixel_values": pixels}), lambda: model.run(batches))
-    spent: list[list[float]] = [[], []]
-    for _ in range(12):
-        for side, times in zip(sides, spent, strict=True):
-            start = time.process_time()
-            side()
-            times.append(time.process_time() - start)
-    assert min(spent[1]) <= 1.25 * min(spent[0])
