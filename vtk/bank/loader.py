@@ -5,6 +5,7 @@ tensors are read, checked and folded.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +236,8 @@ def _factors(given: str | Path | Task) -> PackTensors | None:
         state = given.model.state_dict()
         dense = {name: state[name] for name in given.carried - given.factors.keys()}
         return PackTensors(given.path, given.card, read_hashes(given.path), dense, given.factors)
+    if not isinstance(given, str | os.PathLike):  # `load_task` says so
+        return None
     if not (is_pack(Path(given)) or is_pack(Path(given) / "task")):
         return None
     folder = find_pack(Path(given))

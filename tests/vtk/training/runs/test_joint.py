@@ -133,7 +133,7 @@ def in_fp64(evaluate):
     return run
 
 
-def keep_fp64(path, *, state, created, card, trained, dtype):
+def keep_fp64(path, *, state, created, card, trained, dtype, factors=None):
     """Keep trained tensors unrounded, for comparing; a real pack is fp32."""
     path.mkdir(parents=True, exist_ok=True)
     save_file({k: state[k].contiguous() for k in trained}, path / "task.safetensors")
