@@ -25,8 +25,9 @@ from vtk.models.positions import RELATIVE
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.weights.base import Base, base_id, tensor_hash
 from vtk.packs.base_files import base_keys
+from vtk.packs.factor_facts import read_layout
 from vtk.packs.factors import PackTensors, check_matrix
-from vtk.packs.load import Task, base_needs, build_from_card, check_complete, full_precision
+from vtk.packs.load import Task, base_needs, build_from_card, check_complete, full_precision, start_base
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +75,7 @@ class BaseModel:
             dtype: of the bank.
         """
         assert task.base is not None
-        found = dataclasses.replace(task.base, transforms=(), transform_tensors={})
+        found = start_base(task.base, task.card, task.path)
         created = build_from_card(task.card, base=found)
         model: Any = created.model.eval()
         own, given = own_keys(model), task.model.state_dict()
@@ -94,8 +95,8 @@ class BaseModel:
 
     @property
     def key(self) -> Hashable:
-        """What tells it from the base's models of other sizes."""
-        return self.card.input.size
+        """What tells it from the bank's other models of the base."""
+        return model_key(self.card)
 
     def folded(self, reader: Reader, table: Tensor | None) -> "BaseModel":
         """Return the same for a folded bank."""
@@ -168,6 +169,14 @@ class BaseModel:
                 values[name] = state[name].to(wide) + change.change(wide).reshape(state[name].shape)
         replace_tensors(model, values)
         return model.eval()
+
+
+def model_key(card: Card) -> Hashable:
+    """Return what tells the base's models of a bank apart: the image size, and the layout of the base's own table.
+
+    Files of one base may say different things of the latter, and packs of factors start from what theirs said.
+    """
+    return card.input.size, read_layout(card, "the card")
 
 
 def _resize_heads(model: Any, names: set[str], classes: int) -> None:

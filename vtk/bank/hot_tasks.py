@@ -39,10 +39,10 @@ class HotTasks:
         Args:
             called: tasks with factors that were just called.
             copies: tasks that have a copy.
-            most: copies that fit.
+            most: copies that fit; below 1 where not even the factors do.
         """
         waiting = [n for n in called if n not in copies and self.score(n) >= LEAST]
-        if not waiting or not most:
+        if not waiting or most < 1:
             return None, None
         best = max(waiting, key=self.score)
         if len(copies) < most:

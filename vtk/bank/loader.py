@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from vtk.bank.base_attention import BaseAttention
-from vtk.bank.base_model import BaseModel
+from vtk.bank.base_model import BaseModel, model_key
 from vtk.bank.folded import Folding, Piece, Weights, fold
 from vtk.bank.positions import TaskPositions, read_positions
 from vtk.bank.shared_weights import Shared, build, check_structure
@@ -23,7 +23,7 @@ from vtk.errors import UsageError
 from vtk.fused.families import reader_of
 from vtk.packs.cards import find_pack, is_pack, read_card, read_hashes
 from vtk.packs.factors import PackTensors, read_pack
-from vtk.packs.load import Task, build_from_card, load_task
+from vtk.packs.load import Task, build_from_card, load_task, start_base
 
 
 class Unfit(Exception):
@@ -101,7 +101,7 @@ class Loader:
         """
         pack = None if merge else _factors(given)
         if pack is not None and state.attention is not None:
-            model = state.models.get(pack.card.input.size)
+            model = state.models.get(model_key(pack.card))
             if model is not None and model.is_of(pack.card) and model.supplies(pack):
                 model.check(pack)
                 return Incoming(None, None, pack, model, self._positions(given, pack, model))
@@ -214,7 +214,7 @@ def add_exactly(task: Task) -> None:
     """Add a task's changes to its base's matrices in fp64, in place; it was loaded in fp32."""
     if not task.factors or task.base is None:
         return
-    base = build_from_card(task.card, base=dataclasses.replace(task.base, transforms=(), transform_tensors={})).model
+    base = build_from_card(task.card, base=start_base(task.base, task.card, task.path)).model
     start, state = base.state_dict(), task.model.double().state_dict()
     with torch.no_grad():
         for name, change in task.factors.items():

@@ -31,19 +31,15 @@ class SlotStacks:
         stacks: (slots, …) tensors by name, of each layer.
         slots: of each number.
         generation: changes whenever stacks get other addresses.
-        unit: bytes of a slot.
+        unit: bytes of a slot; 0 of layers without such tensors, whose tasks have slots all the same.
+        capacity: number of slots.
     """
 
     def __init__(self, device: torch.device, *, loose: bool = False) -> None:
         self.device, self.loose = device, loose
         self.stacks: list[dict[str, Tensor]] = []
         self.slots: dict[int, int] = {}
-        self.generation, self.unit = next(GENERATIONS), 0
-
-    @property
-    def capacity(self) -> int:
-        """Number of slots."""
-        return next((len(t) for part in self.stacks for t in part.values()), 0)
+        self.generation, self.unit, self.capacity = next(GENERATIONS), 0, 0
 
     @property
     def nbytes(self) -> int:
@@ -109,5 +105,5 @@ class SlotStacks:
                 new[: len(order)] = old[used]
                 part[key] = new
                 release(old)
-        self.slots = {number: slot for slot, number in enumerate(order)}
+        self.slots, self.capacity = {number: slot for slot, number in enumerate(order)}, capacity
         return old_slots

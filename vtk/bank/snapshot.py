@@ -33,7 +33,7 @@ class State:
         held: attention weights by number, of a `HeldStore`.
         ends: tables and classifiers, of a folded bank.
         positions: rotary tables and biases.
-        models: the base as a model, by size, where packs of factors were added.
+        models: the base as a model, by `BaseModel.key`, where packs of factors were added.
         attention: the base's own attention weights, there too.
         version: unique to each state.
     """

@@ -140,6 +140,8 @@ def claim_out(out: Path, marks: Marks, *, overwrite: bool, command: str = "vtk t
     """
     if resolve_output(out, f"`--out` {out}").is_file():
         raise UsageError(f"`--out` {out} is a file; give a folder")
+    if out.name in ("", ".."):  # a folder is replaced under its name in the one above it
+        raise UsageError(f"`--out` {out} has no name of its own; give that of a folder to write")
     with hold_name(out, command):
         sweep(out.absolute().parent, lambda name: name == out.name)
         found = {file.name for file in out.iterdir()} if out.is_dir() else set()

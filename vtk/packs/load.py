@@ -139,10 +139,7 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     # only what the pack lacks: its own position table would else be resampled from the base's first
     tensors_left = {k: v for k, v in found.tensors.items() if k in needed}
     # the pack's card says what is done to the model, whatever was done to the one that the base was read from
-    rest = dataclasses.replace(found, tensors=tensors_left, transforms=(), transform_tensors={})
-    if factors:  # tables are resampled as when the pack was made, whatever this file knows of its own
-        grid, size = read_layout(card, folder)
-        rest = dataclasses.replace(rest, grid=grid, size=size)
+    rest = dataclasses.replace(start_base(found, card, folder), tensors=tensors_left)
     created = _create(card, folder, base=rest)
     required = created.initial.keys() - factors.keys()
     check_complete(folder, tensors, created.model.state_dict(), required)
@@ -153,6 +150,16 @@ def load_task(path: str | Path, *, base: str | Path | None = None) -> Task:
     merge_factors(created.model, factors, folder)
     carried = frozenset({**tensors, **factors})
     return Task(created.model.eval(), card, folder, found, carried, needed, bundled, factors)
+
+
+def start_base(base: Base, card: Card, where: str | Path) -> Base:
+    """Return a base as the model of a card starts from it; ``where`` names the pack in messages."""
+    start = dataclasses.replace(base, transforms=(), transform_tensors={})
+    if not read_facts(card, where):
+        return start
+    # tables are resampled as when the pack was made, whatever this file knows of its own
+    grid, size = read_layout(card, where)
+    return dataclasses.replace(start, grid=grid, size=size)
 
 
 def base_needs(pack: PackTensors, keys: Callable[[str], str | None]) -> tuple[frozenset[str], dict[str, str]]:

@@ -119,9 +119,10 @@ def _find(
             source.card, samples, what, device=device, workers=workers(len(samples)), seed=config.seed
         )
     elif config.tune is not None:
-        raise UsageError(f"`--tune` learns from training images, and {config.data} has none; leave it out")
+        why = "and all of those are copies of held-out ones" if what else f"and {config.data} has none"
+        raise UsageError(f"`--tune` learns from training images, {why}; leave it out")
     else:
-        console.say(f"{config.data} has no training images: components are weighed by their size alone")
+        console.say(f"{config.data} has no training images of its own: components are weighed by their size alone")
     ran = f"{conditions.precision} on {device.type}, {conditions.batch_size} images per pass"
     return held, training, Images(part.what, what, part.same and conditions.same, ran)
 

@@ -1,7 +1,6 @@
 """Builds an export of one graph and the factors of each task: loads the packs, writes the files, verifies them."""
 
 import contextlib
-import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import vtk_export
 from vtk import console
 from vtk.errors import DataError
 from vtk.formats import read_json, to_json, write_json
-from vtk.packs.load import Task, build_from_card
+from vtk.packs.load import Task, build_from_card, start_base
 from vtk.runtime import weight_digests as digests
 from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.neighbours import rounding
@@ -243,7 +242,7 @@ class FactorBuild(Build):
 def start_model(task: Task) -> nn.Module:
     """Return the model of a task as created from its base, in eval mode; tensors that a bundle lacks are 0."""
     assert task.base is not None
-    base = dataclasses.replace(task.base, transforms=(), transform_tensors={})
+    base = start_base(task.base, task.card, task.path)
     created = build_from_card(task.card, base=base)
     model = created.model.eval()
     with torch.no_grad():

@@ -4,14 +4,17 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import timm
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vtk.card import Transform
 from vtk.models.packed import products
 from vtk.models.packed.low_rank import LowRankMatrix
+from vtk.models.weights.files import SIZE
 from vtk.packs import load_task
 
 WAYS: dict[str, dict[str, Any]] = {"loop": {"fused": False}, "fused": {}, "fused operators": {"kernels": True}}
@@ -204,3 +207,38 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
+
+
+def test_a_table_of_the_base_is_resampled_as_each_pack_says(make_lab: Any, tools: Any) -> None:
+    """Files of one base may tell the layout of its position table differently, or not at all."""
+    lab = make_lab(depth=1)
+    values = timm.create_model(lab.model, img_size=(16, 64), **lab.kwargs).state_dict()  # 16 patches: also 4 by 4
+    files = {name: lab.root / f"{name}.safetensors" for name in ("wide", "silent")}
+    save_file(values, files["wide"], {SIZE: "16x64"})
+    save_file(values, files["silent"])
+    packs = {}
+    for name, lab.weights in files.items():
+        packs[name] = lab.factors(name, size=48, seed=1)
+    models = {name: load_task(path, base=files[name]).model.double() for name, path in packs.items()}
+    images = tools.random_batch(lab.bank({"wide": packs["wide"]}), {"wide": 1})["wide"]
+    given = dict.fromkeys(packs, images)
+    assert (models["wide"](images) - models["silent"](images)).abs().max() > 1e-3
+    for lab.weights in files.values():
+        for way in WAYS.values():
+            for order in (list(packs), list(packs)[::-1]):
+                bank = lab.bank({name: packs[name] for name in order}, **way)
+                # packs are merged in fp32 there
+                assert tools.worst_error(bank, given, models) <= 1e-6
+
+
+def test_unfolded_tasks_without_any_bias(make_lab: Any, tools: Any) -> None:
+    lab = make_lab(depth=1, qkv_bias=False, proj_bias=False)
+    packs = {"a": lab.factors("a", seed=1), "none": lab.factors("none", ranks=(0,), seed=2), "whole": lab.pack("whole")}
+    models = {name: lab.alone(path) for name, path in packs.items()}
+    for way in (*WAYS.values(), {"fused": False, "kernels": True}):
+        bank = lab.bank(packs, **way)
+        assert tools.worst_error(bank, tools.random_batch(bank, dict.fromkeys(packs, 1)), models) <= 1e-12
+        bank.remove("a")
+        bank.add("b", packs["a"])
+        counts, own = {"b": 2, "none": 1}, {"b": models["a"], "none": models["none"]}
+        assert tools.worst_error(bank, tools.random_batch(bank, counts), own) <= 1e-12

@@ -12,7 +12,7 @@ from vtk.errors import UsageError
 from vtk.models.create import Created
 from vtk.models.task_parameters import head_names, position_names
 from vtk.packs.factors import FactorDtype, Factors
-from vtk.packs.load import Task, build_from_card
+from vtk.packs.load import Task, build_from_card, start_base
 
 ITEM = {"fp32": 4, "bf16": 2, "int8": 1}
 """Bytes of a number of stored factors."""
@@ -132,8 +132,8 @@ def create_start(task: Task) -> Created:
     # the reference stays the pack's: this base may have been read from a copy that only this machine has
     same = task.base.ref.id == task.card.base.id
     ref = task.card.base if same else task.base.ref
-    base = dataclasses.replace(task.base, ref=ref, transforms=(), transform_tensors={})
-    return build_from_card(task.card, base=base)
+    base = dataclasses.replace(task.base, ref=ref)
+    return build_from_card(task.card, base=start_base(base, task.card, task.path))
 
 
 def changed_matrices(task: Task, created: Created) -> dict[str, Tensor]:

@@ -145,6 +145,26 @@ def test_the_pack_itself_and_bundles_are_refused(
     assert code == 2 and "is a bundle" in said and "--base FILE" in said
 
 
+def test_the_current_folder_has_no_name_to_write(
+    pack: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for out in (".", ".."):
+        code, _, said = run(capsys, pack[0], "--rank", 2, "--out", out, "--overwrite")
+        assert code == 2 and f"`--out` {out} has no name of its own" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_images_that_are_all_held_out_tune_nothing(
+    pack: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, channel in COLOURS.items():
+        paint(tmp_path / "new" / "val" / name, channel, 4, 7)
+    shutil.copytree(tmp_path / "new" / "val", tmp_path / "new" / "train")
+    code, _, said = run(capsys, pack[0], "--data", tmp_path / "new", "--tune", 2, "--out", tmp_path / "small")
+    assert code == 2 and "all of those are copies of held-out ones" in said
+
+
 def test_one_image_cannot_be_halved_and_an_unseen_folder_has_no_training_images(
     pack: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
