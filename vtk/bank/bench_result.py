@@ -79,7 +79,7 @@ class Bytes:
         bank_base: of it what its tasks share.
         bank_factors: of it the tasks' own, factors, tables and classifiers.
         bank_merged: of it merged copies of much used tasks.
-        bank_host: of it on the host, where the bank is on a GPU.
+        bank_host: of it what is on the host beside: the base's stem and ends, and on a GPU what is paged.
         separate: one model for each task, by the bytes of one.
         packs: files of all packs.
     """

@@ -70,6 +70,7 @@ def print_synthetic(result: "SyntheticResult") -> None:
     held = (
         ("one model", one), ("bank", result.bytes.bank), ("  its base and shared tables", result.bytes.bank_base),
         ("  its tasks' own weights", result.bytes.bank_factors), ("  merged copies of tasks", result.bytes.bank_merged),
+        ("  on the host, for adding tasks", result.bytes.bank_host),
         (f"{result.tasks} separate models", result.bytes.separate), ("packs on disk", result.bytes.packs),
     )  # fmt: skip
     rows = [(what, console.size(size), f"{size / one:.2f}") for what, size in held]
@@ -93,7 +94,7 @@ def print_synthetic(result: "SyntheticResult") -> None:
         console.say(f"separate models: {result.models_held} were timed, in turn; their bytes are those of one each")
     for cell in result.cells:
         if cell.idle is not None:
-            console.say(f"{result.tasks - cell.tasks} idle tasks: {cell.idle:.2f} times a bank of {cell.tasks}")
+            console.say(f"{result.tasks - cell.tasks} idle tasks: {cell.idle:.2f}, same tasks / bank of these only")
     adding = result.adding
     console.say(
         f"adding a task: {adding.median_ms:.1f} ms; early {adding.early_ms:.1f}, late {adding.late_ms:.1f}, "

@@ -1,6 +1,7 @@
 """Evaluates any source on a folder of images, with the metrics of training."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ class EvalResult:
         backend: name; ``provider`` is what really ran.
         agreement: fraction of images whose most likely class is the reference's; None without one.
         reference: name of the compared model.
-        training: the training run's top-1 (of several labels its mAP), if these are its held-out images, else None.
+        training: the training run's top-1 (of several labels its mAP), if these are its held-out images, else None;
+            of a compressed pack that of its compression.
         same_conditions: whether back-end, precision, device and batch size are the training run's, so that its metric
             is reproduced exactly.
         left_out: reason to number of images that were not evaluated, for instance ``trained on``.
@@ -153,11 +155,11 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         same_conditions=conditions.same,
         left_out=dict(part.left_out),
     )
-    _print(result, source.facts)
+    _print(result, source.facts, source.card.pack)
     return result
 
 
-def _print(result: EvalResult, facts: Facts) -> None:
+def _print(result: EvalResult, facts: Facts, pack: Mapping[str, Any]) -> None:
     exact, precision = facts == PLAIN, f"int8 ({facts.int8})" if facts.int8 else result.precision
     result.metrics.print()
     skipped = f"; unreadable and skipped: {len(result.audit.bad)}" if result.audit.bad else ""
@@ -179,13 +181,17 @@ def _print(result: EvalResult, facts: Facts) -> None:
     name = choice.default(result.multi_label)
     label, value = choice.names(result.multi_label)[name], result.metrics.numbers()[name]
     then, now = (console.percent(number, 2) for number in (result.training, value))
+    owner = "the compressed pack's" if pack.get("compression") else "the training run's"
+    before, dtype = pack.get("converted_from"), pack.get("dtype", "fp32")
     if not result.same_conditions:
-        console.say(f"the training run's {label} was {then}, under other conditions")
+        console.say(f"{owner} {label} was {then}, under other conditions")
+    elif before and before != dtype:
+        console.say(f"{owner} {label} was {then}, in {before}; this pack is rounded to {dtype}")
     elif value == result.training:
-        console.say(f"{label} is exactly the training run's")
+        console.say(f"{label} is exactly {owner}{' when it was compressed' if pack.get('compression') else ''}")
     else:
         why = "other images or labels, or another torch or machine"
-        console.warn(f"the training run's {label} was {then}, this is {now}: {why}")
+        console.warn(f"{owner} {label} was {then}, this is {now}: {why}")
 
 
 def _write(result: EvalResult, out: Path) -> None:

@@ -187,6 +187,16 @@ def test_eval_says_when_the_metric_is_not_the_training_runs(shop: Shop, capsys: 
     try:
         assert main(["eval", str(shop.pack), str(shop.photos)]) == 0
         assert "the training run's top-1 was 99.00 %" in capsys.readouterr().err
+        rounded = dataclasses.replace(worse, pack={**worse.pack, "converted_from": "bf16"})
+        write_json(shop.pack / "task.json", rounded.to_dict())
+        assert main(["eval", str(shop.pack), str(shop.photos)]) == 0
+        said = capsys.readouterr()
+        assert "the training run's top-1 was 99.00 %, in bf16; this pack is rounded to fp32" in said.out
+        assert "another torch" not in said.err
+        compressed = dataclasses.replace(shop.card, pack={**shop.card.pack, "compression": {"rank": 4}})
+        write_json(shop.pack / "task.json", compressed.to_dict())
+        assert main(["eval", str(shop.pack), str(shop.photos)]) == 0
+        assert "top-1 is exactly the compressed pack's when it was compressed" in capsys.readouterr().out
     finally:
         write_json(shop.pack / "task.json", shop.card.to_dict())
 

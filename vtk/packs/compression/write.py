@@ -55,10 +55,7 @@ def write_compressed(path: Path, found: Compression, config: CompressConfig, ima
     """
     task = found.task
     state = {name: value.detach().cpu() for name, value in task.model.state_dict().items()}
-    facts = {
-        "compression": compression_facts(found, config, images),
-        "converted_from": task.card.pack.get("converted_from") or task.card.pack.get("dtype", "fp32"),
-    }
+    facts = {"compression": compression_facts(found, config, images)}
     card = dataclasses.replace(task.card, metrics=new_metrics(found, images), command=command)
     with replace_dir(path) as tmp:
         written = save_task(
