@@ -31,9 +31,9 @@ from vtk_export.triton.task_models import parameters_of, slots_of
 def takes_factors(order: Order) -> bool:
     """Return whether a model in the Python back-end is to be one graph that takes factors.
 
-    With ``--form auto`` it is if every pack holds factors and takes images of one size; a change leaves it one: of
-    the models in this back-end only those have packs from which they could be changed, and a pack that is none of theirs
-    must not make a graph for each of the other tasks.
+    With ``--form auto`` it is if every pack holds factors and takes images of one size; an update leaves it
+    one: only such models of this back-end have packs from which they could be changed, and one dense pack must not
+    give every other task a graph of its own.
     """
     if order.config.form != "auto":
         return order.config.form == "factors"
