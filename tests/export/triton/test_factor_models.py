@@ -170,6 +170,8 @@ def test_a_dense_pack_does_not_make_an_updated_model_one_of_many_graphs(packs: P
     with pytest.raises(UsageError, match=r"is a dense pack, .* or use --form files"):
         export(mixed, repo, {"b": "dense"}, update=True)
     assert [path.name for path in (repo / "m").iterdir() if path.name.isdigit()] == ["1"]
+    with pytest.raises(UsageError, match="is one of --backend python, not vtk"):
+        export(packs, repo, {"b": "c"}, update=True, backend="vtk", factor_dtype="fp16")
     made = export(packs, repo, {"b": "c"}, update=True)
     assert (made.version, made.updated) == (1, True)
 
