@@ -114,10 +114,11 @@ def _onnxruntime(config: "TritonCommand") -> Reasons:
 
 def _factors(config: "TritonCommand") -> Reasons:
     """Return the flags that do not go with one graph of factors for all tasks."""
-    if config.form == "auto":
+    changes = config.form == "auto" and config.changes and config.server == "python"  # of a model that takes factors
+    if config.form == "auto" and not changes:
         return {}
     why: Reasons = {f"--backend {config.server}": config.server not in ("python", "onnxruntime") and _FORMS}
-    if config.form == "factors":
+    if config.form == "factors" or changes:
         why |= {
             "--profile": bool(config.profile) and "it measures files that take images alone",
             "--fuse": bool(config.fuse) and "weights of many tasks cannot be folded",

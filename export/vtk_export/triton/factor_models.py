@@ -31,12 +31,16 @@ from vtk_export.triton.task_models import parameters_of, slots_of
 def takes_factors(order: Order) -> bool:
     """Return whether a model in the Python back-end is to be one graph that takes factors.
 
-    With ``--form auto`` it is if every pack holds factors and takes images of one size.
+    With ``--form auto`` it is if every pack holds factors and takes images of one size; an update leaves it
+    one: only such models of this back-end have packs from which they could be changed, and one dense pack must not
+    give every other task a graph of its own.
     """
     if order.config.form != "auto":
         return order.config.form == "factors"
     if not order.config.several or order.config.server != "python" or order.config.profile or order.config.fuse:
         return False  # these are for graphs of one task
+    if order.config.changes:
+        return True
     cards = [source.card for source in map(open_source, order.named.values()) if source.kind == "pack"]
     sizes = {(card.input.in_chans, *card.input.size) for card in cards}
     return len(cards) == len(order.named) and all(c.pack.get("factors") for c in cards) and len(sizes) == 1

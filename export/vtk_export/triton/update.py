@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vtk.errors import DataError, UsageError
 from vtk.formats import read_json
+from vtk_export.tasks.index import LAYOUT
 from vtk_export.triton.bank_packs import INDEX
 from vtk_export.triton.order import Order
 from vtk_export.triton.publish import Draft
@@ -32,6 +33,10 @@ def updated_order(order: Order, draft: Draft) -> Order:
         raise UsageError(f"{config.out} has no model {order.name} to update; leave --update and --remove out, or give "
                          "its --name")  # fmt: skip
     kept = _packs(draft.last, order.name)
+    served = "python" if (draft.last / LAYOUT).is_file() else "vtk"
+    if config.server != served:
+        raise UsageError(f"the model {order.name} is one of --backend {served}, not {config.server}; give --backend "
+                         f"{served}, or export all tasks again without --update and --remove")  # fmt: skip
     if missing := [name for name in config.remove if name not in kept]:
         raise UsageError(f"`--remove` {missing[0]}: {order.name} has no such task; it has {_some(list(kept))}")
     if both := [name for name in config.remove if name in order.named]:

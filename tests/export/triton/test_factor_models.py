@@ -20,6 +20,7 @@ from tritonclient.grpc import model_config_pb2
 from tests.export._fake_server import Load, request
 from vtk.__main__ import main
 from vtk.card import Card
+from vtk.errors import UsageError
 from vtk.models.create import build_model
 from vtk.packs import save_task
 from vtk.packs.factors import Factors
@@ -157,6 +158,25 @@ def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
 
 
 @pytest.mark.slow
+def test_a_dense_pack_does_not_make_an_updated_model_one_of_many_graphs(packs: Packs, tmp_path: Path) -> None:
+    repo = tmp_path / "models"
+    export(packs, repo, {"a": "a", "b": "b"})
+    start = build_model(NAME, num_classes=2, img_size=SIZE, weights=packs.base, kwargs=dict(KWARGS))
+    state = {key: value + 0.1 if ".attn." in key else value for key, value in start.model.state_dict().items()}
+    trained = {key for key in state if ".attn." in key} | start.initial.keys()
+    dense = tmp_path / "dense"
+    save_task(dense, state=state, created=start, card=Card(start.spec, start.input, ("x", "y")), trained=trained)
+    mixed = Packs({**packs.folders, "dense": dense}, packs.base)
+    with pytest.raises(UsageError, match=r"is a dense pack, .* or use --form files"):
+        export(mixed, repo, {"b": "dense"}, update=True)
+    assert [path.name for path in (repo / "m").iterdir() if path.name.isdigit()] == ["1"]
+    with pytest.raises(UsageError, match="is one of --backend python, not vtk"):
+        export(packs, repo, {"b": "c"}, update=True, backend="vtk", factor_dtype="fp16")
+    made = export(packs, repo, {"b": "c"}, update=True)
+    assert (made.version, made.updated) == (1, True)
+
+
+@pytest.mark.slow
 def test_a_graph_of_onnxruntime_has_the_factors_inside_and_tasks_by_number(
     packs: Packs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +273,7 @@ def test_a_task_s_new_file_is_bound_before_its_old_one_is_let_go(
         (["--backend", "vtk", "--form", "factors"], "a form is one of ONNX files"),
         (["--form", "factors", "--int8", "dynamic"], "--form factors"),
         (["--form", "factors", "--profile", "1"], "take images alone"),
+        (["--update", "--profile", "1"], "take images alone"),
         (["--backend", "onnxruntime", "--form", "factors", "--softmax"], "different numbers of classes"),
         (["--backend", "onnxruntime", "--form", "factors", "--with-preproc"], "by name, not by number"),
     ],
