@@ -148,7 +148,7 @@ def test_two_and_two_epochs_equal_four(config, tmp_path, precision):
     rows = [[{k: v for k, v in r.items() if k not in drop} for r in x.rows] for x in (whole, second)]
     assert rows[0] == rows[1] and len(rows[0]) == 4
     assert (whole.metrics.confusion == second.metrics.confusion).all()
-    again = finetune(config(out=tmp_path / "parts", resume=True, **changes))  # nothing is left to do
+    again = finetune(config(out=tmp_path / "parts", resume=True, **changes))  # nothing is left to train
     assert again.rows == second.rows and again.metrics.top1 == second.metrics.top1
 
 

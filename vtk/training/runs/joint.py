@@ -85,9 +85,10 @@ class JointRun:
             if saved.complete:
                 if main:
                     outputs.sweep(out)
-                    console.say(f"{out} is complete: nothing is left to do")
+                    console.say(f"{out} is complete: nothing is left to train")
                     for task in tasks.values():
                         task.print_best()
+                        task.writer.write_missing()
                 return self._result(math.nan, stopped=False)
         if main:
             self._begin()

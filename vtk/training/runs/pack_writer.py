@@ -13,7 +13,7 @@ from vtk.card import Card
 from vtk.files import existing_dir
 from vtk.models.devices import DTYPES
 from vtk.packs.base_files import store_base
-from vtk.packs.cards import read_card
+from vtk.packs.cards import is_pack, read_card
 from vtk.packs.load import load_task
 from vtk.packs.lora_adapter import finish_lora, save_lora
 from vtk.packs.lora_factors import run_factors
@@ -65,8 +65,13 @@ class PackWriter(Writer):
             self.history.best = self._measure(self.best_path)
             self._measure(self.last_path)
         link_equal_files(self.best_path, self.last_path)
-        if self.prepared.config.pack_rank is not None:
-            write_small(self.prepared, self.best_path, self.plan.out / outputs.TASK_SMALL)
+        self.write_missing()
+
+    def write_missing(self) -> None:
+        """Write the compressed copy of the best pack, where ``--pack-rank`` asks for one that is not there."""
+        small = self.plan.out / outputs.TASK_SMALL
+        if self.prepared.config.pack_rank is not None and not is_pack(small):
+            write_small(self.prepared, self.best_path, small)
 
     def check_files(self, *, complete: bool) -> None:
         """Make sure, on resume, that the pack of the best epoch and of LoRA its adapter are still there."""

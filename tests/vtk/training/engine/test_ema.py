@@ -172,7 +172,7 @@ def test_two_and_two_epochs_equal_four(config, tmp_path):
     parts = finetune(config(out=tmp_path / "parts", resume=True, **changes))
     for name in ("task/task.safetensors", "task-last/task.safetensors"):
         assert (whole.out / name).read_bytes() == (parts.out / name).read_bytes(), name
-    again = finetune(config(out=tmp_path / "parts", resume=True, **changes))  # nothing is left to do
+    again = finetune(config(out=tmp_path / "parts", resume=True, **changes))  # nothing is left to train
     assert (whole.task_last / "task.safetensors").read_bytes() == (again.task_last / "task.safetensors").read_bytes()
     state = torch.load(copy / "last" / "state.pt", weights_only=True)
     state.pop("ema")

@@ -1,5 +1,6 @@
 """``vtk finetune --pack-rank``: a compressed copy of the best pack at the end of a run."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def test_a_run_writes_the_best_pack_again_as_factors_of_its_own_images(config: C
     assert pack_bytes(run.out / "task-small") < pack_bytes(run.task)
     assert load_task(run.out / "task-small").factors.keys() == small.pack["factors"].keys()
     assert "factors" not in read_card(run.task).pack  # the exact pack is what it would have been
+    shutil.rmtree(run.out / "task-small")
+    finetune(config(epochs=1, pack_rank=1, resume=True))  # of a complete run
+    assert read_card(run.out / "task-small").pack["compression"]["rank"] == 1
 
 
 @pytest.mark.slow
