@@ -88,7 +88,8 @@ class Writer(ABC):
         """Complete the files of the best epoch, at the end of the run or where it diverged."""
 
     def write_missing(self) -> None:
-        """Write what a complete run lacks and its options now ask for."""
+        """Write what a complete run lacks and its options now ask for; here nothing."""
+        return
 
     def as_stored(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the model computes what the written weights will compute."""
