@@ -99,7 +99,11 @@ def factors_page(cards: Mapping[str, Card], *, batch: int | None) -> str:
         "    if task in model.tasks:\n        model.replace(task, file)\n    else:\n        model.add(task, file)\n"
         "    prepare[task], tasks[task] = same",
     ]
-    return _page(what, input_facts(cards[last], False, "fp32", batch, None), cards, code)
+    accepted = (
+        "`FactorModel.run` takes any number of images per task, makes other floating types and byte orders fp32, and "
+        "refuses other types and shapes."
+    )
+    return _page(what, input_facts(cards[last], False, "fp32", batch, None, accepted=accepted), cards, code)
 
 
 def _page(what: str, facts: str, cards: Mapping[str, Card], code: list[str]) -> str:

@@ -251,6 +251,17 @@ def test_files_that_do_not_fit_are_refused_in_one_line_and_change_nothing(
     for change in (model.remove, lambda name: model.replace(name, source)):
         with pytest.raises(served.FactorError, match="unknown task 'cats'"):
             change("cats")
+    with pytest.raises(served.FactorError, match=r"takes a mapping, .*; given a ndarray"):
+        model.run(images(1, 0))
+    whole = images(2, 0)
+    right = model.run({"pets": whole})["pets"]
+    for dtype in (">f4", "f8", ">f8"):
+        assert np.array_equal(model.run({"pets": whole.astype(dtype)})["pets"], right)
+    for dtype in ("u1", "i8", "c8", "O", "U4"):
+        with pytest.raises(served.FactorError, match="they have to be of a floating type"):
+            model.run({"pets": whole.astype(dtype)})
+    with pytest.raises(served.FactorError, match=r"they have to be \(n, 3, 32, 32\)"):
+        model.run({"pets": whole[0]})
     with pytest.raises(served.FactorError, match="images of task 'pets' are"):
         model.run({"pets": images(1)[:, :, :16]})
     np.testing.assert_array_equal(model.run({"pets": images(1)})["pets"], before)
