@@ -113,6 +113,12 @@ def use_of(output: str) -> str:
     return '`classify("photo.jpg")` returns the classes with their probabilities, most likely first'
 
 
+_ACCEPTED = (
+    "ONNX Runtime refuses other types and shapes. Any memory layout is accepted, but not another byte order than the "
+    'machine\'s: convert first with `array.astype(array.dtype.newbyteorder("="))`.'
+)
+
+
 def input_facts(
     card: Card,
     in_graph: bool,
@@ -122,6 +128,7 @@ def input_facts(
     *,
     alone: bool = False,
     sides: str = "",
+    accepted: str = _ACCEPTED,
 ) -> str:
     """Return the sentences that describe the input and what happens to other inputs.
 
@@ -133,6 +140,7 @@ def input_facts(
         sizes: accepted image sizes, where height and width are open.
         alone: an image's outputs depend on the other images of its call.
         sides: replaces the card's height and width.
+        accepted: says which types and memory layouts of normalised inputs are accepted.
     """
     spec = card.input
     count = "one or more images" if batch is None else f"exactly {batch} image{'s' * (batch > 1)}"
@@ -151,10 +159,7 @@ def input_facts(
             f"{sizes.step[1]}, at least {sizes.least[1]}. Other sizes raise an error."
         )
     if not in_graph:
-        text += (
-            " ONNX Runtime refuses other types and shapes. Any memory layout is accepted, but not another byte order "
-            'than the machine\'s: convert first with `array.astype(array.dtype.newbyteorder("="))`.'
-        )
+        text += f" {accepted}"
     return text
 
 

@@ -79,9 +79,13 @@ def _to_peft(argv: list[str]) -> int:
         config.pack, config.out, base=config.base, adapter_only=config.adapter_only, overwrite=config.overwrite
     )  # fmt: skip
     apart = console.deviation("the pack's", made.max_difference)
+    whole = [name for name in made.modules if name not in made.ranks]
+    with_factors = len(made.ranks) or len(whole)
     console.say(
-        f"wrote {config.out}: {made.tuner} adapter {console.size(made.adapter_bytes)} for {len(made.modules)} modules"
+        f"wrote {config.out}: {made.tuner} adapter {console.size(made.adapter_bytes)} for "
+        f"{with_factors} module{'s' * (with_factors != 1)}"
         + (f" of rank {_range(made.ranks.values())}" if made.ranks else "")
+        + (f", and {_names(whole)} whole" if made.ranks and whole else "")
         + (f", base.safetensors {console.size(made.base_bytes)}" if made.base_bytes else "")
         + f"; its logits {apart}"
     )
@@ -122,6 +126,11 @@ def _from_peft(argv: list[str]) -> int:
         "path": str(config.out), "pack_bytes": size, "classes": list(card.classes), "trained": card.pack["trained"],
     })  # fmt: skip
     return 0
+
+
+def _names(modules: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in modules[:3])
+    return f"{shown} and {len(modules) - 3} more" if len(modules) > 3 else shown
 
 
 def _range(ranks: Collection[int]) -> str:

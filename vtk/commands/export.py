@@ -114,7 +114,7 @@ def _tasks(argv: list[str]) -> int:
         examples=(
             "vtk export tasks runs/pets runs/cars --out exports/all --data data/pets",
             "vtk export tasks pets=runs/a/task cars=runs/b/task --form gathered --out exports/mixed --profile 1,8",
-            "vtk export tasks packs/*/task --form factors --out exports/hundred",
+            "vtk export tasks packs/* --form factors --out exports/hundred",
         ),
     )
     from vtk.profiling.export_profile import check_task_names, profile_tasks

@@ -49,12 +49,13 @@ def card_sections(card: Card, *, in_graph: bool = False, outputs: tuple[str, ...
     return "\n".join([preprocessing(card.input, in_graph=in_graph), answer(card, outputs), class_list(card.classes)])
 
 
-def shares_code(cards: Mapping[str, Card], *, name: str = "logits") -> str:
+def shares_code(cards: Mapping[str, Card], *, name: str = "logits", test: str = "") -> str:
     """Return the Python expression that makes probabilities of ``values``, a task's outputs of one image.
 
     Args:
         cards: by the tasks' names; ``task`` is defined where they differ.
         name: of the output.
+        test: Python expression that says of ``task`` whether it is multi-label, by default whether it is one of those.
     """
     several = [task for task, card in cards.items() if card.multi_label]
     sigmoid = "1 / (1 + np.exp(-values))"
@@ -62,7 +63,7 @@ def shares_code(cards: Mapping[str, Card], *, name: str = "logits") -> str:
     if name == "probabilities":
         return "values"
     if several and len(several) < len(cards):
-        return f"{sigmoid} if task in {several} else {softmax}"
+        return f"{sigmoid} if {test or f'task in {several}'} else {softmax}"
     return f"{sigmoid}  # each class is a decision of its own: given from 0.5 on" if several else softmax
 
 

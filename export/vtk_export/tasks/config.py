@@ -55,6 +55,6 @@ class TasksCommand(TasksConfig):
 
     packs: Annotated[
         tuple[Path, ...],
-        Option("two or more packs or run folders, each PACK or NAME=PACK", "source", often=True),
+        Option("two or more (for factors, one) packs or run folders, each PACK or NAME=PACK", "source", often=True),
     ] = ()
     base: Base = None

@@ -142,8 +142,7 @@ def export_tasks(
         if show:
             console.say(line)
         write_text(folder / README, built.page())
-        total = sum(file.stat().st_size for file in folder.iterdir())
-        publish(folder, config.out, built.index(folder))
+        total = publish(folder, config.out, built.index(folder))
     out = config.out
     return TasksExportResult(
         path=out, form=config.form, tasks=tuple(named),

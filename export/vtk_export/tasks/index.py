@@ -73,8 +73,11 @@ def marks(names: Collection[str]) -> dict[str, Recognise]:
     return {**found, INDEX: _LISTED, README: IS_OURS}
 
 
-def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:
+def publish(folder: Path, out: Path, index: dict[str, Any]) -> int:
     """Publish the files of ``folder`` and an index in place of those of an earlier export, all of them or none.
+
+    Returns:
+        Bytes of these files.
 
     Raises:
         DataError: something else stands in a file's place, found before anything is moved; or ``out`` cannot be
@@ -82,7 +85,9 @@ def publish(folder: Path, out: Path, index: dict[str, Any]) -> None:
     """
     new = sorted(file.name for file in folder.iterdir())
     write_json(folder / INDEX, {"format": FORMAT, **index, "files": new})
+    total = sum(file.stat().st_size for file in folder.iterdir())
     move(folder, out, command=COMMAND, marks=marks({*known_files(out), *new}))
+    return total
 
 
 def remember(out: Path, names: Collection[str]) -> None:

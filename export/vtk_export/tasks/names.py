@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 from vtk.files import existing_dir
 
 RESERVED = frozenset(
@@ -30,6 +30,7 @@ def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
     Raises:
         UsageError: a name that is no good as a file name, or two alike (capitals do not count: on some systems two such
             files would be one).
+        DataError: a pattern that no path matched.
     """
     alone = isinstance(packs, (str, Path)) or not isinstance(packs, Iterable)
     for pack in [packs] if alone else packs.values() if isinstance(packs, Mapping) else packs:
@@ -40,6 +41,8 @@ def named_packs(packs: Mapping[str, str | Path] | Sequence[str | Path]) -> dict[
     seen: dict[str, str] = {}
     given = [(name, name, Path(path)) for name, path in packs.items()] if isinstance(packs, Mapping) else None
     for text, name, path in given or [(str(pack), *_split(str(pack))) for pack in packs]:
+        if given is None and "*" in str(path) and not _is_there(path):  # a shell leaves what matches nothing as it is
+            raise DataError(f"{text}: no such folder, and none that matches; give packs or run folders")
         _check(name, text)
         key = name.casefold()
         if key in seen:

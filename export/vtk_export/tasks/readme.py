@@ -8,6 +8,8 @@ from vtk.markdown import span
 from vtk.packs.readme import card_sections, code_block, shares_code
 from vtk_export.readme import TASKS, input_facts, preparations
 
+_MULTI_LABEL = 'tasks[task]["multi_label"]'
+
 
 def tasks_page(
     cards: Mapping[str, Card], *, files: bool, gathered: bool, options: Mapping[str, str], batch: int | None
@@ -72,6 +74,9 @@ def tasks_page(
 def factors_page(cards: Mapping[str, Card], *, batch: int | None) -> str:
     """Return the page of a folder of one graph and the factors of each task; arguments as of `tasks_page`."""
     last = next(iter(cards))
+    # where tasks differ, one of them as default would be a guess
+    alike = len({(card.input, card.multi_label) for card in cards.values()}) == 1
+    like = f"like={last!r}" if alike else "like"
     what = (
         "`factors.onnx` takes `pixel_values`, `task`, int32 (batch,), the slot of each image's task, and stacks of all "
         "tasks' own weights as further inputs. `TASK.safetensors` has a task's row of each stack, `factors.json` says "
@@ -86,12 +91,19 @@ def factors_page(cards: Mapping[str, Card], *, batch: int | None) -> str:
         f"def classify(path, task={last!r}):  # classes with their probabilities, most likely first\n"
         "    # a call may mix images of several tasks: model.run({task: images, ...})\n"
         "    values = model.run({task: prepare[task](path)})[task][0].astype(np.float64)\n"
-        f"    shares = {shares_code(cards)}\n"
-        '    return sorted(zip(tasks[task]["classes"], shares.tolist()), key=lambda pair: -pair[1])',
-        "def exchange(task, file):  # another file of this folder's layout takes the place of a task's weights\n"
-        "    if task in model.tasks:\n        model.replace(task, file)\n    else:\n        model.add(task, file)",
+        f"    shares = {shares_code(cards, test=_MULTI_LABEL)}\n"
+        "    return sorted(zip(model.tasks[task].classes, shares.tolist()), key=lambda pair: -pair[1])",
+        f"def exchange(task, file, {like}):  # a file of this folder's layout takes the place of a task's weights\n"
+        "    # `like`: a task of this folder whose preprocessing, and whose way to probabilities, the new one has\n"
+        "    same = prepare[like], tasks[like]\n"
+        "    if task in model.tasks:\n        model.replace(task, file)\n    else:\n        model.add(task, file)\n"
+        "    prepare[task], tasks[task] = same",
     ]
-    return _page(what, input_facts(cards[last], False, "fp32", batch, None), cards, code)
+    accepted = (
+        "`FactorModel.run` takes any number of images per task, makes other floating types and byte orders fp32, and "
+        "refuses other types and shapes."
+    )
+    return _page(what, input_facts(cards[last], False, "fp32", batch, None, accepted=accepted), cards, code)
 
 
 def _page(what: str, facts: str, cards: Mapping[str, Card], code: list[str]) -> str:

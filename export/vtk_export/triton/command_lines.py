@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vtk_export.triton.pbtxt import messages
 from vtk_export.triton.served_by import Server
 
@@ -30,7 +32,7 @@ def command_lines(
         start = f"bash -c {shlex.quote(' '.join(['pip install', *words, '&&', start]))}"
     # the Python back-end hands tensors over in shared memory, of which a container has little
     memory = " --shm-size=1g" if needs else ""
-    gpus = "" if config.instance_group[0].kind == 2 else " --gpus=all"  # KIND_CPU
+    gpus = " --gpus=all" if _takes_gpus(config) else ""
     mount = shlex.quote(f"{repo.absolute()}:/models:ro")
     lines = [f"docker run --rm{gpus}{memory} -p8000:8000 -p8001:8001 -p8002:8002 -v {mount} {served.image} {start}"]
     test = f"perf_analyzer -m {shlex.quote(config.name)} -i grpc -u localhost:8001 --concurrency-range 1:8"
@@ -46,3 +48,11 @@ def command_lines(
     task = f" --task {shlex.quote(tasks[0])}" if len(tasks) > 1 else ""
     lines.append(f"python {client} photo.jpg{task} --protocol grpc")
     return lines
+
+
+def _takes_gpus(config: Any) -> bool:
+    """Return whether the container is to see GPUs; on a machine without any, one that asks for them does not start."""
+    kinds = messages().ModelInstanceGroup.Kind
+    kind = config.instance_group[0].kind
+    # the line mounts a folder of this machine, so it is for this machine
+    return bool(kind == kinds.Value("KIND_GPU") or (kind == kinds.Value("KIND_AUTO") and torch.cuda.is_available()))

@@ -39,7 +39,7 @@ class ModelResult:
         version: that was written.
         updated: the version was there, and the model that runs takes the changes up by itself.
         tasks: names.
-        bytes: of the version's files, of an ensemble those of its steps.
+        bytes: of the version's files and of those beside it; of an ensemble also those of its steps.
         lines: command lines for the server, a load test and the client.
         steps: of an ensemble, their names and versions.
         found: what the gates measured.
@@ -170,7 +170,7 @@ def _publish(order: Order) -> ModelResult:
     console.stage(f"exporting the model {order.name} for {config.server}")
     if wants_ensemble(order):
         whole, content, steps = publish_ensemble(order)
-        size = sum(_size(config.out / step) for step in steps)
+        size = sum(_size(config.out / part) for part in (order.name, *steps))
         return _published(order, whole, content, size, {name: step.version for name, step in steps.items()})
     order.in_graph = config.with_preproc
     with draft(config.out, order.name) as model:
@@ -194,6 +194,8 @@ def _published(order: Order, model: Draft, content: ModelContent, size: int, ste
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of a model's last version."""
-    versions = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-    return sum(file.stat().st_size for file in (folder / str(max(versions))).rglob("*") if file.is_file())
+    """Return the bytes of a model's files without those of earlier versions."""
+    versions = [path for path in folder.iterdir() if path.name.isdecimal()]
+    earlier = sorted(versions, key=lambda path: int(path.name))[:-1]
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files if not any(path in file.parents for path in earlier))

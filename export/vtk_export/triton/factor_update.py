@@ -72,8 +72,10 @@ def update_factors(last: Path, out: Path, packs: Mapping[str, Path], export: Exp
         _verify(part, out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    if show:
-        console.say(f"{len(known) - len(again)} tasks are those of the model as it is, and were verified then")
+    if show and (kept := len(known) - len(again)):
+        which = "1 task is that" if kept == 1 else f"{kept} tasks are those"
+        were = "was" if kept == 1 else "were"
+        console.say(f"{which} of the model as it is, and {were} verified then")
     return True
 
 

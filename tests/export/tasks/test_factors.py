@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from vtk.__main__ import main
 from vtk.models.create import build_model
+from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.synthetic import write_synthetic
 from vtk_export.tasks import factor_build
+from vtk_export.tasks.readme import factors_page
 
 NAME, KWARGS = "vit_tiny_patch16_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}
 TASKS = {"pets": (3, (4, 0, 2), "fp32"), "cars": (5, (0,), "bf16"), "dogs": (2, (3,), "int8")}
@@ -247,6 +251,17 @@ def test_files_that_do_not_fit_are_refused_in_one_line_and_change_nothing(
     for change in (model.remove, lambda name: model.replace(name, source)):
         with pytest.raises(served.FactorError, match="unknown task 'cats'"):
             change("cats")
+    with pytest.raises(served.FactorError, match=r"takes a mapping, .*; given a ndarray"):
+        model.run(images(1, 0))
+    whole = images(2, 0)
+    right = model.run({"pets": whole})["pets"]
+    for dtype in (">f4", "f8", ">f8"):
+        assert np.array_equal(model.run({"pets": whole.astype(dtype)})["pets"], right)
+    for dtype in ("u1", "i8", "c8", "O", "U4"):
+        with pytest.raises(served.FactorError, match="they have to be of a floating type"):
+            model.run({"pets": whole.astype(dtype)})
+    with pytest.raises(served.FactorError, match=r"they have to be \(n, 3, 32, 32\)"):
+        model.run({"pets": whole[0]})
     with pytest.raises(served.FactorError, match="images of task 'pets' are"):
         model.run({"pets": images(1)[:, :, :16]})
     np.testing.assert_array_equal(model.run({"pets": images(1)})["pets"], before)
@@ -395,9 +410,9 @@ os.chdir(folder)
 sys.path.insert(0, folder)
 scope = {}
 exec(re.search(r"```python\\n(.*?)```", open("README.md", encoding="utf-8").read(), re.DOTALL)[1], scope)
-scope["exchange"]("new", "pets.safetensors")
-scope["tasks"]["new"], scope["prepare"]["new"] = scope["tasks"]["pets"], scope["prepare"]["pets"]
-print(json.dumps([scope["classify"](image, task) for task in ("pets", "dogs", "new")]))
+scope["exchange"]("new", "pets.safetensors")  # comes
+scope["exchange"]("cars", "dogs.safetensors")  # has other classes than before
+print(json.dumps([scope["classify"](image, task) for task in ("pets", "dogs", "new", "cars")]))
 """
 
 
@@ -410,12 +425,47 @@ def test_the_page_runs_in_an_interpreter_without_vtk_and_torch(
     run = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr[-2000:]
     found = [dict(pairs) for pairs in json.loads(run.stdout)]
-    assert found[0] == found[2]
+    assert found[0] == found[2] and found[1] == found[3]
     for name, shares in zip(("pets", "dogs"), found, strict=False):
         task = load_task(hall.root / name / "task", base=hall.base)
         (right,) = task.predict(image, top_k=5)
         assert max(shares, key=shares.__getitem__) == right.labels[0]
         assert max(shares.values()) == pytest.approx(right.scores[0], abs=1e-3)
+
+
+def test_on_the_page_a_task_that_comes_is_treated_as_one_that_is_named_where_tasks_differ(
+    hall: Hall, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = read_card(hall.root / "pets" / "task")
+    cards = {"one": card, "many": replace(card, multi_label=True)}
+    listed = {name: {"multi_label": card.multi_label} for name, card in cards.items()}
+    (tmp_path / "factors.json").write_text(json.dumps({"tasks": listed}), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    logits = np.array([[0.0, 1.0, -1.0]], np.float32)
+
+    class Model:  # logits that do not depend on weights
+        def __init__(self, folder: str) -> None:
+            self.tasks = {name: types.SimpleNamespace(classes="xyz") for name in cards}
+
+        def add(self, name: str, file: str) -> None:
+            self.tasks[name] = types.SimpleNamespace(classes=file)
+
+        replace = add
+
+        def run(self, batches: dict[str, Any]) -> dict[str, np.ndarray]:
+            return dict.fromkeys(batches, logits)
+
+    monkeypatch.setitem(sys.modules, "vtk_factors", types.SimpleNamespace(FactorModel=Model))
+    scope: dict[str, Any] = {}
+    exec(factors_page(cards, batch=None).split("```python\n")[1].split("```")[0], scope)
+    for task, like in (("new", "many"), ("many", "one")):
+        scope["exchange"](task, "uvw", like)
+    image = next(photos.rglob("*.png"))
+    sigmoid, softmax = 1 / (1 + np.exp(-logits[0])), np.exp(logits[0]) / np.exp(logits[0]).sum()
+    for task, shares in (("new", sigmoid), ("many", softmax)):
+        assert dict(scope["classify"](image, task)) == pytest.approx(dict(zip("uvw", shares, strict=True)))
+    with pytest.raises(TypeError, match="like"):
+        scope["exchange"]("other", "uvw")
 
 
 @pytest.mark.slow

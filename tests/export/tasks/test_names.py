@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 from vtk_export.tasks.names import named_packs
 
 
@@ -42,3 +42,12 @@ def test_names_that_are_no_good_as_file_names_are_refused(name: str) -> None:
 def test_names_that_clash_are_refused(second: str) -> None:
     with pytest.raises(UsageError, match="are both the task"):
         named_packs(["a=runs/x", f"{second}=runs/y"])
+
+
+def test_a_pattern_that_nothing_matched_is_no_path_rather_than_a_bad_name(tmp_path: Path) -> None:
+    for given in ("*", "*/task", "*.d/x"):
+        for name in ("", "pets="):
+            with pytest.raises(DataError, match="no such folder"):
+                named_packs([f"{name}{tmp_path / given}"])
+    (tmp_path / "a*b").mkdir()
+    assert named_packs([f"pets={tmp_path / 'a*b'}"]) == {"pets": tmp_path / "a*b"}

@@ -83,10 +83,10 @@ def narrow(folder: Path, start: Any) -> Path:
     return folder
 
 
-def export(packs: Packs, repo: Path, tasks: dict[str, str], **options: Any) -> Any:
+def export(packs: Packs, repo: Path, tasks: dict[str, str], *, show: bool = False, **options: Any) -> Any:
     config = TritonConfig(out=repo, **{"backend": "python", "name": "m", "factor_dtype": "fp32", **options})
     named = {name: packs.folders[pack] for name, pack in tasks.items()}
-    return export_triton(named, config, show=False, base=packs.base).models[0]
+    return export_triton(named, config, show=show, base=packs.base).models[0]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def served(packs: Packs, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
-    packs: Packs, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    packs: Packs, served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pixels = np.random.default_rng(0).standard_normal((3, 3, SIZE, SIZE)).astype(np.float32)
 
@@ -143,7 +143,11 @@ def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
     layout = json.loads((tmp_path / "models" / "m" / "1" / "factors.json").read_text())
     assert list(layout["tasks"]) == ["a", "c"] and layout["sizes"]["classes"] == 4
     # of what was written from the last version's files, sizes and padding are those of an export of all tasks
-    made = export(packs, tmp_path / "models", {"b": "b"}, update=True, remove=("a",))
+    capsys.readouterr()
+    made = export(packs, tmp_path / "models", {"b": "b"}, update=True, remove=("a",), show=True)
+    assert "verified then" not in capsys.readouterr().out, "all tasks were compared again"
+    written = [file for file in (tmp_path / "models" / "m").rglob("*") if file.is_file()]
+    assert made.bytes == sum(file.stat().st_size for file in written)
     updated = json.loads((tmp_path / "models" / "m" / "1" / "factors.json").read_text())
     monkeypatch.setattr("vtk_export.triton.factor_models.update_factors", lambda *_, **__: False)
     made = export(packs, tmp_path / "models", {"b": "b", "c": "c"})
@@ -155,6 +159,9 @@ def test_packs_of_factors_are_one_graph_whose_tasks_change_while_it_serves(
     monkeypatch.undo()
     other = export(packs, tmp_path / "models", {"a": "a2", "c": "c"}, factor_dtype="fp16")
     assert (other.version, other.updated) == (2, False), "stacks of another type are another graph"
+    written = [file for file in (tmp_path / "models" / "m").rglob("*") if file.is_file()]
+    new = [file for file in written if file.relative_to(tmp_path).parts[2] != "1"]
+    assert other.bytes == sum(file.stat().st_size for file in new) and len(new) < len(written)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from vtk.__main__ import main
 from vtk.errors import UsageError
 from vtk_export.runtime_versions import ORT, RELEASES, TRT
 from vtk_export.targets import parse_target, same_version, server_for
+from vtk_export.triton.command_lines import command_lines
 from vtk_export.triton.config import TritonCommand, TritonConfig
 from vtk_export.triton.export import export_triton
 from vtk_export.triton.pbtxt import build, graph_slots, write_text
@@ -82,6 +83,26 @@ def test_the_image_has_the_tensorrt_of_the_engine(built: str, month: str) -> Non
     assert same_version(served.release.tensorrt, built)
     assert serve_engine(built, parse_target(f"tritonserver:{month}")) == served
     assert serve_engine(built, parse_target(f"trt:{'.'.join(built.split('.')[:2])}")) == served
+
+
+@pytest.mark.parametrize(
+    ("options", "here", "asks"),
+    [
+        ({}, False, False), ({}, True, True), ({"server_device": "cpu"}, True, False),
+        ({"server_device": "gpu"}, False, True), ({"backend": "python"}, True, False),
+        ({"backend": "tensorrt"}, False, True), ({"backend": "vtk"}, False, False),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) or "auto" if isinstance(value, dict) else str(value),
+)  # fmt: skip
+def test_the_container_asks_for_gpus_where_the_model_can_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], here: bool, asks: bool
+) -> None:
+    """Docker starts no container that asks for GPUs on a machine without any."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: here)
+    inputs, outputs, batched = graph_slots(graph(tmp_path / "model.onnx"), labels=None)
+    message = build("m", command(**options), inputs, outputs, batched=batched, digest="0" * 64)
+    line = command_lines(tmp_path, message, serve_bank(None), ["m"], [3, 8, 8])[0]
+    assert ("--gpus=all" in shlex.split(line)) == asks
 
 
 def test_an_engine_that_no_known_server_loads_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.vtk.packs.test_peft_read import ATTENTION, HEAD, adapter, description
+from vtk.__main__ import main
 from vtk.card import Card
 from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model
@@ -229,6 +230,19 @@ def compressed(
     card = Card(created.spec, created.input, ("a", "b", "c"))
     save_task(out, state=state, created=created, card=card, trained=trained, factors=factors, dtype=dtype)
     return out
+
+
+def test_the_line_about_an_adapter_counts_modules_with_factors_and_names_the_others(
+    base_file: Path, small: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compressed(base_file, small, tmp_path / "pack")
+    assert main(["tasks", "to-peft", str(tmp_path / "pack"), "--out", str(tmp_path / "peft")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    held = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    assert f"for {sum('lora_A' in name for name in held)} modules of rank " in text
+    others = sorted({name.split(".", 2)[2].rpartition(".")[0] for name in held if name.endswith((".weight", ".bias"))
+                     and "lora_" not in name and "base_layer" not in name})  # fmt: skip
+    assert "head" in others and ", ".join(f"`{name}`" for name in others[:3]) in text
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])

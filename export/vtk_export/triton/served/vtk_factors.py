@@ -176,18 +176,24 @@ class FactorModel:
         """Run images of any tasks in one call of the graph.
 
         Args:
-            batches: name to normalised images (n, channels, height, width), of any floating type; n may be 0.
+            batches: name to normalised images (n, channels, height, width), of any floating type, which are made fp32;
+                n may be 0.
 
         Returns:
             Name to logits (n, classes of the task), fp32.
 
         Raises:
-            FactorError: an unknown task, or images of another size; nothing is run.
+            FactorError: no mapping, an unknown task, or images of another size or type; nothing is run.
         """
+        if not isinstance(batches, Mapping):
+            raise FactorError(f"`run` takes a mapping, name to images of that task; given a {type(batches).__name__}")
         images = {name: np.asarray(pixels) for name, pixels in batches.items()}
         for name, pixels in images.items():
             if pixels.ndim != 4 or pixels.shape[1:] != self.shape:
-                raise FactorError(f"images of task {name!r} are {pixels.shape}; they have to be (n, *{self.shape})")
+                wanted = f"(n, {', '.join(map(str, self.shape))})"
+                raise FactorError(f"images of task {name!r} are {pixels.shape}; they have to be {wanted}")
+            if not np.issubdtype(pixels.dtype, np.floating):  # bytes of an image are not normalised
+                raise FactorError(f"images of task {name!r} are {pixels.dtype}; they have to be of a floating type")
         pixels = np.concatenate([np.empty((0, *self.shape), np.float32), *images.values()], dtype=np.float32)
         with self._turn:
             tasks = {name: self._known(name) for name in images}
