@@ -104,7 +104,16 @@ def low_rank_linear(
     Args:
         x: (T, K), floating point; may be strided.
         w: (F, K), the type of ``x``.
-        a, b, spans, tile_map, rank, bias, scale, x_scale, y_scale, use_triton: as of `grouped_low_rank`.
+        a: as of `grouped_low_rank`.
+        b: likewise.
+        spans: likewise.
+        tile_map: likewise.
+        rank: likewise.
+        bias: likewise.
+        scale: likewise.
+        x_scale: likewise.
+        y_scale: likewise.
+        use_triton: likewise.
 
     Returns:
         (T, F), contiguous, the type of ``x``; rows that no tile covers are zero.
