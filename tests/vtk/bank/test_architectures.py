@@ -15,6 +15,7 @@ from vtk.bank import check_architecture
 from vtk.bank.architectures import without_blocks
 from vtk.bank.folded import fold
 from vtk.bank.fused_calls import FusedCall
+from vtk.bank.grouped_weights import Slot
 from vtk.bank.held_ends import HeldEnds
 from vtk.bank.positions import Positions, read_positions
 from vtk.bank.task_entry import Entry
@@ -90,7 +91,7 @@ def folded(model: Any, images: torch.Tensor) -> torch.Tensor | None:
     card: Any = SimpleNamespace(input=SimpleNamespace(size=(32, 32), in_chans=3))
     entry = Entry("a", card, Path(), 1, end, 0, tokens)
     ends = HeldEnds(cpu).add("a", folding.piece)
-    call = FusedCall.of(shared, norm, ends, {"a": entry}, {"a": len(images)}, {1: 0}, False, positions)
+    call = FusedCall.of(shared, norm, ends, {"a": entry}, {"a": len(images)}, {1: Slot.whole(0)}, False, positions)
     layers = [{key: [t] for key, t in part.items()} for part in folding.weights]
     return call.run({"a": images}, layers, cpu, torch.float64)["a"]
 
