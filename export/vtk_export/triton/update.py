@@ -33,7 +33,7 @@ def updated_order(order: Order, draft: Draft) -> Order:
         raise UsageError(f"{config.out} has no model {order.name} to update; leave --update and --remove out, or give "
                          "its --name")  # fmt: skip
     kept = _packs(draft.last, order.name)
-    served = "python" if (draft.last / LAYOUT).is_file() else "vtk"
+    served = _served(draft.last)
     if config.server != served:
         raise UsageError(f"the model {order.name} is one of --backend {served}, not {config.server}; give --backend "
                          f"{served}, or export all tasks again without --update and --remove")  # fmt: skip
@@ -61,6 +61,13 @@ def _packs(last: Path, model: str) -> dict[str, Path]:
         raise UsageError(f"the model {model} has no packs of its own, from which it could be changed; export all tasks "
                          "again, without --update and --remove")  # fmt: skip
     return {name: last / str(pack) for name, pack in packs.items()}
+
+
+def _served(last: Path) -> str:
+    """Return the back-end of a version folder with packs, by its files: only a bank is without a graph."""
+    if (last / LAYOUT).is_file():
+        return "python"
+    return "onnxruntime" if any(last.glob("*.onnx")) else "vtk"
 
 
 def _some(names: list[str], most: int = 20) -> str:
