@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from vtk import console
-from vtk.commands import _cli, _compress_tasks, _hub_tasks, _peft_tasks
+from vtk.commands import _cli, _hub_tasks, _peft_tasks
 from vtk.errors import DataError, UsageError
 from vtk.packs.config import DiffConfig, ListConfig, MergeConfig
 
@@ -15,7 +15,6 @@ _HELP = {
     "diff": "compare a pack with its base or with another pack",
     "merge": "merge base and pack into one checkpoint, which plain timm loads",
     "bench": "measure several packs on one base against as many separate models",
-    **_compress_tasks.HELP,
     **_peft_tasks.HELP,
     **_hub_tasks.HELP,
 }
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
         return 0
     if argv[0] not in _HELP:
         raise UsageError(f"`vtk tasks {argv[0]}` is unknown; choose one of: {', '.join(_HELP)}")
-    for group in (_compress_tasks, _peft_tasks, _hub_tasks):
+    for group in (_peft_tasks, _hub_tasks):
         if argv[0] in group.HELP:
             return group.run(argv[0], argv[1:])
     return getattr(sys.modules[__name__], f"run_{argv[0]}")(argv[1:])

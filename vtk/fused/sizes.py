@@ -1,5 +1,6 @@
 """Tables that follow from parameters: those of the model's own size, and of others, made at the size's first call."""
 
+import abc
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
@@ -67,7 +68,7 @@ class SizeCache:
         self._kept.clear()
 
 
-class Derived(nn.Module):
+class Derived(nn.Module, abc.ABC):
     """A module with tables that follow from its tensors and are written anew, where graphs read them, when one changes.
 
     A subclass makes them in its ``__init__`` and then calls `note`.
@@ -75,13 +76,13 @@ class Derived(nn.Module):
 
     _made_of: Stamps = ()
 
+    @abc.abstractmethod
     def sources(self) -> Stamps:
         """Return the state of all that the tables are made of; see `stamps`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def derive(self) -> None:
         """Write the tables anew, in place."""
-        raise NotImplementedError
 
     def note(self) -> None:
         """Take the tables to be those of the tensors as they are."""

@@ -1,4 +1,4 @@
-"""What a bank refuses of packs of factors, in one line and without a change; and bundles, whose base is not whole."""
+"""Packs of factors that a bank refuses, in one line and without a change; and bundles, whose base is not whole."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What a compression did and what was measured, in lines for people."""
+"""Describes a compression and its measurements in lines for people."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
