@@ -86,6 +86,21 @@ def save_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[
         taken.add(value.untyped_storage().data_ptr())
         whole[name] = value
     save_file(whole, path, metadata={"format": "pt", **(metadata or {})})
+    if metadata:
+        _sort_texts(path)
+
+
+def _sort_texts(path: Path) -> None:
+    """Sort the texts of a new file's header, which safetensors writes in any order: equal content, equal bytes."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        texts = sorted(header.pop("__metadata__").items())
+        header = {"__metadata__": dict(texts), **header}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= length:  # the offsets of the tensors count from its end
+            file.seek(8)
+            file.write(text.ljust(length))
 
 
 def check_safetensors(path: Path) -> None:

@@ -38,11 +38,8 @@ def same_runs(one, two):
     for folder in ("task", "task-last", "last", "adapter"):
         a, b = ({k: v for k, v in tree(out / folder).items() if not k.endswith("state.json")} for out in (one, two))
         assert a.keys() == b.keys()
-        # the two texts in an adapter's header are in any order
-        wrong = [name for name in a if a[name] != b[name] and name not in ("state.pt", "adapter_model.safetensors")]
+        wrong = [name for name in a if a[name] != b[name] and name != "state.pt"]
         assert not wrong, (folder, wrong)
-        for name in a.keys() & {"adapter_model.safetensors"}:
-            torch.testing.assert_close(*(load_file(out / folder / name) for out in (one, two)), rtol=0, atol=0)
     states = [torch.load(out / "last" / "state.pt", weights_only=True) for out in (one, two)]
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
 
