@@ -153,9 +153,7 @@ class Session:
             if kind == "aoti":
                 from vtk_export.aoti.export import temporary_aoti
 
-                exported = temporary_aoti(
-                    self.source, precision=precision, device=self.device, threads=self.threads
-                )
+                exported = temporary_aoti(self.source, precision=precision, device=self.device, threads=self.threads)
                 return self._files.enter_context(exported)
             from vtk_export.onnx.export import temporary_onnx
 

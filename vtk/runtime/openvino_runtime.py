@@ -124,7 +124,9 @@ def compile_file(path: Path, *, precision: str, threads: int, streams: int = 1, 
     """
     check_precision(precision)
     if not 1 <= streams <= threads:
-        raise UsageError(f"{streams} streams on {threads} threads: give each stream a thread, from 1 to {threads} streams")
+        raise UsageError(
+            f"{streams} streams on {threads} threads: give each stream a thread, from 1 to {threads} streams"
+        )
     properties = settings(precision, threads, streams)
     kept = _place(path, properties) if cache else None
     if kept is not None and (compiled := _load(kept, properties)) is not None:

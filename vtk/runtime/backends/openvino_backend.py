@@ -39,9 +39,9 @@ class OpenvinoBackend:
         inputs = {value.any_name: value for value in compiled.inputs}
         self.has_task = "task" in inputs
         self.input: str = next((name for name in inputs if name != "task"), "")
-        if len(inputs) != 1 + self.has_task or not raw and (
+        if len(inputs) != 1 + self.has_task or (not raw and (
             self.input != "pixel_values" or not _LOGITS.intersection(self.outputs)
-        ):  # fmt: skip
+        )):  # fmt: skip
             raise DataError(
                 f"{source.path} has inputs {list(inputs)} and outputs {self.outputs}; "
                 "this toolkit runs files with one input `pixel_values` and an output `logits`"
