@@ -134,6 +134,11 @@ def precision_of(backend: Backend) -> str:
     return arithmetic if arithmetic == FP8 or arithmetic in DTYPES else dtype_name(backend.dtype)
 
 
+def needs_onnx(name: str | None) -> bool:
+    """Return whether a back-end runs ONNX files, so that a model in torch is exported for it."""
+    return name is not None and (name.startswith("ort-") or name == "openvino")
+
+
 def check_threads(threads: int | None) -> None:
     """Refuse numbers of threads that make no sense.
 

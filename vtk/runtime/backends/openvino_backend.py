@@ -33,15 +33,14 @@ class OpenvinoBackend:
     def __init__(self, compiled: Any, source: Source, precision: str, *, raw: bool = False) -> None:
         self.compiled, self.device, self.load_s = compiled, torch.device("cpu"), 0.0
         self.arithmetic = "" if precision == "fp32" else precision
-        self.apart, self.int8 = source.facts.apart, source.facts.int8
+        self.apart = source.facts.apart
         self._request = compiled.create_infer_request()
         self.outputs = [value.any_name for value in compiled.outputs]
         inputs = {value.any_name: value for value in compiled.inputs}
         self.has_task = "task" in inputs
         self.input: str = next((name for name in inputs if name != "task"), "")
-        if len(inputs) != 1 + self.has_task or not raw and (
-            self.input != "pixel_values" or not _LOGITS.intersection(self.outputs)
-        ):  # fmt: skip
+        known = self.input == "pixel_values" and bool(_LOGITS.intersection(self.outputs))
+        if len(inputs) != 1 + self.has_task or not (raw or known):
             raise DataError(
                 f"{source.path} has inputs {list(inputs)} and outputs {self.outputs}; "
                 "this toolkit runs files with one input `pixel_values` and an output `logits`"
@@ -98,10 +97,8 @@ class OpenvinoBackend:
 
     @property
     def provider(self) -> str:
-        """``OpenVINO VERSION cpu, bf16``; ``int8, the rest bf16`` of an int8 file."""
-        precision = self.arithmetic or "fp32"
-        kind = f"int8, the rest {precision}" if self.int8 else precision
-        return f"OpenVINO {runtime.version().partition('-')[0]} cpu, {kind}"
+        """``OpenVINO VERSION cpu``."""
+        return f"OpenVINO {runtime.version().partition('-')[0]} cpu"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map the file's input, any floating type and device, to its outputs, as `OrtCpuBackend.run` does.
