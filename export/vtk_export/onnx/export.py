@@ -156,9 +156,9 @@ def export_onnx(
         if config.with_preproc:
             console.stage("putting the preprocessing into the graph")
             if other is not None:
-                other = add_preproc(other, card, other.path.parent)
+                other = add_preproc(other, card, other.path.parent, spec.names)
                 drift = gate_preproc(other, inputs, spec, options)
-            file = add_preproc(file, card, folder)
+            file = add_preproc(file, card, folder, spec.names)
             drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
@@ -178,7 +178,7 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
         card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
         in_graph=config.with_preproc,
         half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
-        sizes=file.sizes, verified=file.facts.verified,
+        sizes=file.sizes, verified=file.facts.verified, called=file.facts.names,
     )  # fmt: skip
     write_text(folder / README, page)
 
