@@ -79,7 +79,9 @@ def open_engine(path: Path) -> Source:
         raise DataError(f"{card_path} is not the card that {path.name} was exported with; export and build it again")
     check_model(path, stamp)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("tensorrt", name, path, card, facts=Facts(profile["precision"], names=profile.get("names", {})), trusted=True)
+    return Source(
+        "tensorrt", name, path, card, facts=Facts(profile["precision"], names=profile.get("names", {})), trusted=True
+    )
 
 
 def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:

@@ -135,9 +135,7 @@ def copy_engine(engine: Engine, version: Path) -> None:
     shutil.copyfile(engine.folder / "model.json", version / "model.json")
 
 
-def _inputs(
-    profile: dict[str, Any], where: Path, image: str
-) -> tuple[tuple[Slot, ...], tuple[int, int, int], bool]:
+def _inputs(profile: dict[str, Any], where: Path, image: str) -> tuple[tuple[Slot, ...], tuple[int, int, int], bool]:
     entries = _entries(profile, "inputs")
     if [name for name, _ in entries] != [image]:
         raise DataError(f"{where} is not of a model with the one input `{image}`; build the engine again")
