@@ -40,9 +40,8 @@ class OpenvinoBackend:
         inputs = dict(zip(terms_of(compiled.inputs, source, "pixel_values"), compiled.inputs, strict=True))
         self.has_task = "task" in inputs
         self.input: str = next((name for name in inputs if name != "task"), "")
-        if len(inputs) != 1 + self.has_task or (not raw and (
-            self.input != "pixel_values" or not _LOGITS.intersection(self.outputs)
-        )):  # fmt: skip
+        known = self.input == "pixel_values" and bool(_LOGITS.intersection(self.outputs))
+        if len(inputs) != 1 + self.has_task or not (raw or known):
             raise DataError(
                 f"{source.path} has inputs {list(inputs)} and outputs {self.outputs}; "
                 "this toolkit runs files with one input of images and an output of logits"
