@@ -113,7 +113,9 @@ def _open_foreign(path: Path, name: str, graph: IrGraph) -> Source:
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
     card = Card(ModelSpec("openvino"), spec, tuple(map(str, range(logits[1]))))
     kind = {"FP16": "fp16", "BF16": "bf16"}.get(graph.inputs[0].dtype, "fp32")
-    return Source("openvino", name, path, card, described=False, facts=Facts(kind))
+    ends = {"pixel_values": graph.inputs[0].names, "logits": graph.outputs[0].names}
+    facts = Facts(kind, names={term: names[0] for term, names in ends.items() if names and term not in names})
+    return Source("openvino", name, path, card, described=False, facts=facts)
 
 
 def _value(values: tuple[Value, ...], *names: str) -> Value | None:
