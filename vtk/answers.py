@@ -136,7 +136,7 @@ def embed(source: "Openable", config: EmbedConfig, **opening: Unpack[Opening]) -
 def runnable(
     source: Source, backend: str | None, *, output: Literal["logits", "features"] = "logits"
 ) -> Iterator[Source]:
-    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file of it with this output.
+    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file with this output.
 
     Raises:
         UsageError: the back-end does not exist.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from vtk.runtime.run_conditions import conditions_of
 from vtk.runtime.source import Source
 from vtk.text import one_line
 
-FEATURES = "features"
+FEATURES: Final = "features"
 """Name of the features among the outputs of an exported file."""
 _NO_NUMBER = "the model's features are infinite or NaN"
 _EXPORT = "give the pack, or a file of `vtk export onnx --output features`"
