@@ -8,6 +8,7 @@ from vtk.evaluation.config import FP8_BACKENDS, check_fp8
 from vtk.options import Config, Option
 from vtk.options.shared import (
     BudgetMs,
+    Cpus,
     Device,
     Fp8Images,
     ImgSize,
@@ -46,6 +47,7 @@ class ProfileConfig(Config):
     ] = "auto"
     data: Fp8Images = None
     threads: Threads = None
+    cpus: Cpus = None
     duration: Annotated[
         float, Option("maximum seconds per back-end and batch size; stable ones end earlier", often=True, above=0)
     ] = 10.0
@@ -113,7 +115,7 @@ class ProfileCommand(ProfileConfig, SourceOptions):
         given = {
             "--out": self.out, "--img-sizes": self.img_sizes, "--img-size": self.img_size, "--tasks": self.tasks,
             "--budget-ms": self.budget_ms, "--backends": self.backends, "--reference": self.reference,
-            "--ceilings": self.compare and self.ceilings,
+            "--ceilings": self.compare and self.ceilings, "--cpus": self.compare and self.cpus,
         }  # fmt: skip
         if idle := [flag for flag, value in given.items() if value]:
             raise UsageError(f"`{mode}` measures no model, so {' and '.join(idle)} would do nothing; leave it out")
