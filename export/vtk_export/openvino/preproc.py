@@ -32,8 +32,8 @@ def check(spec: InputSpec) -> None:
     check_preproc(spec)
     if spec.value_range:
         raise UsageError(
-            f"`--with-preproc` takes 8-bit images, this model's have {spec.value_type} values, which OpenVINO would bring "
-            "to 8 bits in single precision; leave it out, and prepare images in the client"
+            f"`--with-preproc` takes 8-bit images, this model's have {spec.value_type} values, which OpenVINO would "
+            "bring to 8 bits in single precision; leave it out, and prepare images in the client"
         )
 
 
