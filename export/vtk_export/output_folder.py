@@ -120,7 +120,7 @@ def write(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN
 
 
 def save(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN) -> Path:
-    """Write ``model.onnx`` with the names of ``facts``; large weights are moved out of ``proto``: do not use it again."""
+    """Write ``model.onnx`` with the names of ``facts``; ``proto`` loses large weights: do not use it again."""
     path = folder / "model.onnx"
     rename_ends(proto, facts.names)
     proto.ClearField("metadata_props")

@@ -10,6 +10,7 @@ from typing import Annotated
 from vtk.errors import UsageError
 from vtk.options import Option
 
+_INPUTS = ("pixel_values", "images", "encoded", "task")
 _NAME = r"[A-Za-z_][A-Za-z0-9_.:/-]{0,127}"
 _ALLOWED = "[OUR_NAME=]NAME; NAME begins with a letter or _, then letters, digits and . : / - _"
 _PATTERN = rf"([a-z_]+=)?{_NAME}"
@@ -36,12 +37,15 @@ def parse_names(inputs: Sequence[str], outputs: Sequence[str], *, image: str, an
         answer: the same of the outputs.
 
     Raises:
-        UsageError: two names for one tensor, or one name for two.
+        UsageError: two names for one tensor, one name for two, or an output's name among those of inputs.
     """
     names: dict[str, str] = {}
     for flag, given, first in (("--input-name", inputs, image), ("--output-name", outputs, answer)):
         for text in given:
             before, _, name = text.rpartition("=")
+            if before and (before in _INPUTS) is not (flag == "--input-name"):
+                kind = "input" if flag == "--input-name" else "output"
+                raise UsageError(f"`{flag}` {text}: no {kind} is called `{before}` here; give {kind}s alone")
             if (term := before or first) in names:
                 raise UsageError(f"`{flag}` {text}: `{term}` is called {names[term]} already; give one name for each")
             if name in names.values():
@@ -71,6 +75,3 @@ def check_names(names: Mapping[str, str], inputs: Sequence[str], outputs: Sequen
     if twice := [name for name in called if called.count(name) > 1]:
         raise UsageError(f"two of the model's inputs and outputs would be called `{twice[0]}`; give another name")
     return {term: name for term, name in names.items() if term != name}
-
-
-_INPUTS = ("pixel_values", "images", "encoded", "task")

@@ -82,8 +82,10 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         )
     chans, height, width = (d or 0 for d in image[1:])
     if width in (1, 3, 4) and chans > width:
-        raise DataError(f"{path} takes images as (batch, height, width, channels), {image}; this toolkit runs files that "
-                        "take (batch, channels, height, width)")  # fmt: skip
+        raise DataError(
+            f"{path} takes images as (batch, height, width, channels), {image}; this toolkit runs files that take "
+            "(batch, channels, height, width)"
+        )
     if not (0 < chans <= MAX_CHANNELS and min(height, width) > 0 and height * width <= MAX_PIXELS
             and 0 < logits[1] <= _MAX_CLASSES):  # fmt: skip
         raise DataError(

@@ -34,7 +34,7 @@ class OpenvinoBackend:
     def __init__(self, compiled: Any, source: Source, precision: str, *, raw: bool = False) -> None:
         self.compiled, self.device, self.load_s = compiled, torch.device("cpu"), 0.0
         self.arithmetic = "" if precision == "fp32" else precision
-        self.apart = source.facts.apart
+        self.apart, self._facts = source.facts.apart, source.facts
         self._request = compiled.create_infer_request()
         self.outputs = terms_of(compiled.outputs, source, "logits")
         inputs = dict(zip(terms_of(compiled.inputs, source, "pixel_values"), compiled.inputs, strict=True))
@@ -125,6 +125,10 @@ class OpenvinoBackend:
                 f"OpenVINO does not run images {shape}, the file takes {self._shape}: {runtime.reason(error)}"
             ) from error
         return with_logits(dict(zip(self.outputs, map(torch.from_numpy, results.values()), strict=True)))
+
+    def file_name(self, term: str) -> str:
+        """Return what the file calls an input or output."""
+        return self._facts.name(term)
 
     def synchronize(self) -> None:
         """Do nothing: a call returns when the result is complete."""

@@ -150,6 +150,10 @@ class OrtCpuBackend:
         values = self.session.run(None, {name: feed.numpy() for name, feed in feeds.items()})
         return with_logits({name: torch.as_tensor(v) for name, v in zip(self.outputs, values, strict=True)})
 
+    def file_name(self, term: str) -> str:
+        """Return what the file calls an input or output."""
+        return self._facts.name(term)
+
     def _feeds(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's inputs by its names, on the device, in its types; images first."""
         images = inputs[self.input].detach().to(self.device, self.input_dtype).contiguous()
