@@ -185,12 +185,13 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
 
 @contextlib.contextmanager
 def temporary_onnx(
-    source: Source, *, opset: int = 18, static_batch: int | None = None, dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-) -> Iterator[Source]:
+    source: Source, *, opset: int = 18, static_batch: int | None = None,
+    dtype: Literal["fp32", "fp16", "bf16"] = "fp32", output: Literal["logits", "features"] = "logits",
+) -> Iterator[Source]:  # fmt: skip
     """Export and verify into a temporary folder, for a back-end that runs ONNX files; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
-        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)
+        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype, output=output)
         result = export_onnx(source, config, show=False)
         worst = max(max(row.error, row.error_plain) for row in result.rows)
         console.say(f"{source.name}: exported to ONNX and verified (max error {worst:.1e})")
