@@ -54,7 +54,7 @@ PACKAGES: Mapping[str, Package] = {
     "openvino": Package("openvino", "the back-end openvino and `vtk export openvino`"),
     "onnxscript": Package("onnxscript", "ONNX exports"),
     "peft": Package("peft", "`--train lora` and adapters (`vtk tasks to-peft`, `from-peft`)"),
-    "pyarrow": Package("pyarrow", "tables of labels in parquet files"),
+    "pyarrow": Package("pyarrow", "tables of labels and of embeddings in parquet files"),
     "scipy": Package("scipy", "the calibration of `vtk analyze`"),
     "sklearn": Package("scikit-learn", "training, evaluation and the demo"),
     "triton": Package("triton", "the GPU kernels and `--compile` on a GPU"),

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk.card import from_plain
@@ -31,6 +31,8 @@ class Facts:
         batch_dependence: largest change of an image's outputs by other images of the call, measured at verification, as
             a fraction of the largest output; 0 if it is rounding.
         fp8: whether the wide products read e4m3; ``precision`` is that of the rest.
+        names: of inputs and outputs that the file calls otherwise than this toolkit (``pixel_values``, ``images``,
+            ``logits``, ``probabilities``, ``features``, ...): the toolkit's name to the file's.
     """
 
     precision: str = "fp32"
@@ -42,6 +44,15 @@ class Facts:
     target: str = ""
     batch_dependence: float = 0.0
     fp8: bool = False
+    names: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def name(self, term: str) -> str:
+        """Return what the file calls an input or output that this toolkit calls ``term``."""
+        return self.names.get(term, term)
+
+    def term(self, name: str) -> str:
+        """Return what this toolkit calls an input or output of the file."""
+        return next((term for term, given in self.names.items() if given == name), name)
 
     @property
     def kind(self) -> str:
@@ -60,7 +71,12 @@ class Facts:
 
     def props(self) -> dict[str, str]:
         """Return the properties to write: none for a plain file."""
-        return {} if self == PLAIN else {KEY: json.dumps(dataclasses.asdict(self))}
+        if self == PLAIN and not self.names:
+            return {}
+        values = dataclasses.asdict(self)
+        if not self.names:  # a key that earlier versions do not know, and need not know of such a file
+            del values["names"]
+        return {KEY: json.dumps(values)}
 
     def notes(self) -> tuple[str, ...]:
         """Return the lines that a command prints when it opens the file."""
@@ -95,4 +111,6 @@ def read_facts(properties: Mapping[str, str], path: Path) -> Facts:
     facts = from_plain(Facts, parse_json(properties[KEY], where), where)
     if facts.precision not in PRECISIONS or facts.int8 not in ("", "dynamic", "static"):
         raise DataError(f"{where} says {facts.precision!r}, {facts.int8!r}; the file was edited, export it again")
+    if len({*facts.names.values()}) < len(facts.names):
+        raise DataError(f"{where} has one name for two tensors; the file was edited, export it again")
     return facts

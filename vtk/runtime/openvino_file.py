@@ -41,7 +41,8 @@ def open_openvino(path: Path) -> Source:
         return _open_foreign(path, name, graph)
     card = Card.from_json(graph.info[described], path)
     facts = read_facts({export_facts.KEY: graph.info[facts_of]} if facts_of in graph.info else {}, path)
-    image, logits = _value(graph.inputs, "pixel_values"), _value(graph.outputs, "logits", "probabilities")
+    image = _value(graph.inputs, facts.name("pixel_values"))
+    logits = _value(graph.outputs, facts.name("logits"), facts.name("probabilities"))
     found, expected = list[int | None](), list[int | None]()
     if image is not None:
         axes = 1 if facts.dynamic_size else 3
@@ -50,8 +51,8 @@ def open_openvino(path: Path) -> Source:
     if logits is not None:
         found += logits.shape[1:]
         expected.append(len(card.classes))
-    raw = facts.preprocessing and _value(graph.inputs, "images") is not None
-    features = _value(graph.outputs, "features") is not None
+    raw = facts.preprocessing and _value(graph.inputs, facts.name("images")) is not None
+    features = _value(graph.outputs, facts.name("features")) is not None
     if found != expected or not (image or raw) or not (logits or features):
         raise DataError(f"{path}: its card says (channels, height, width, classes) {expected}, its graph {found}; it "
                         "was edited, export it again")  # fmt: skip
@@ -112,7 +113,9 @@ def _open_foreign(path: Path, name: str, graph: IrGraph) -> Source:
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
     card = Card(ModelSpec("openvino"), spec, tuple(map(str, range(logits[1]))))
     kind = {"FP16": "fp16", "BF16": "bf16"}.get(graph.inputs[0].dtype, "fp32")
-    return Source("openvino", name, path, card, described=False, facts=Facts(kind))
+    ends = {"pixel_values": graph.inputs[0].names, "logits": graph.outputs[0].names}
+    facts = Facts(kind, names={term: names[0] for term, names in ends.items() if names and term not in names})
+    return Source("openvino", name, path, card, described=False, facts=facts)
 
 
 def _value(values: tuple[Value, ...], *names: str) -> Value | None:

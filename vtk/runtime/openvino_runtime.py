@@ -1,7 +1,7 @@
 """Compiles ONNX and IR files with OpenVINO for the CPU, with explicit settings, and keeps what was compiled.
 
-OpenVINO chooses precision, threads and pinning by the machine it runs on; here all of them are given, so that two machines
-with the same flags compute the same. A compiled model is kept under the toolkit's home by the content of its files, the
+OpenVINO chooses precision, threads and pinning by the machine it runs on; here all of them are given, so that the same
+flags mean the same on two machines. A compiled model is kept under the toolkit's home by the content of its files, the
 settings, OpenVINO's version and the processor.
 """
 
@@ -87,8 +87,8 @@ def settings(precision: str, threads: int, streams: int = 1) -> dict[str, Any]:
         threads: of all streams together.
         streams: calls that run at once, each on its share of the threads.
 
-    Threads are not pinned by OpenVINO: two processes would pin theirs to the same cores. They stay on the cores that the
-    process may use.
+    Threads are not pinned by OpenVINO: two processes would pin theirs to the same cores. They stay on the cores that
+    the process may use.
     """
     return {
         "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
@@ -124,9 +124,7 @@ def compile_file(path: Path, *, precision: str, threads: int, streams: int = 1, 
     """
     check_precision(precision)
     if not 1 <= streams <= threads:
-        raise UsageError(
-            f"{streams} streams on {threads} threads: give each stream a thread, from 1 to {threads} streams"
-        )
+        raise UsageError(f"{streams} streams on {threads} threads: each needs a thread of its own; give 1 to {threads}")
     properties = settings(precision, threads, streams)
     kept = _place(path, properties) if cache else None
     if kept is not None and (compiled := _load(kept, properties)) is not None:

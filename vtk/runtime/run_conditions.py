@@ -6,7 +6,7 @@ import torch
 
 from vtk import console
 from vtk.errors import DataError
-from vtk.evaluation.config import EvalConfig, PredictConfig
+from vtk.evaluation.config import RunOptions
 from vtk.models.devices import DTYPES, FP8, resolve_device
 from vtk.runtime.source import Source
 
@@ -32,7 +32,7 @@ class Conditions:
     notes: tuple[str, ...] = ()
 
 
-def conditions_of(source: Source, config: EvalConfig | PredictConfig) -> Conditions:
+def conditions_of(source: Source, config: RunOptions) -> Conditions:
     """Return what a config says, filled in by `choose_conditions`, and print the notes."""
     conditions = choose_conditions(
         source,

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import torch
 from torch import nn
 
@@ -30,6 +29,7 @@ from vtk_export.gate.verify import (
 from vtk_export.gate.zero_head import FILLED, check_zero_head, fill_zero_head, say_zero_head
 from vtk_export.graph.nonfinite import mark_rows
 from vtk_export.graph.precision import ONNX_NAMES
+from vtk_export.graph.rename import load_graph
 from vtk_export.graph.sizes import odd_sizes, other_sizes, runs
 from vtk_export.onnx.build import File
 from vtk_export.onnx.spec import GateSpec, GraphSpec
@@ -86,6 +86,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
         file.path, card, opset=spec.file_opset, static_batch=spec.static_batch,
         inputs={"pixel_values": (number, (size.in_chans, *sides))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, ir_version=spec.ir_version,
+        facts=file.facts,
     )  # fmt: skip
     kind = file.facts.kind
     limits = LIMITS[kind]
@@ -133,7 +134,7 @@ def _with_neighbours(
     card, dynamic = inputs.card, file.facts.int8 == "dynamic"
     found = _measure(file, inputs, spec, options)
     if found.unmarked:
-        proto = onnx.load(file.path)
+        proto = load_graph(file.path, file.facts)
         for path in (file.path, file.path.with_name("model.onnx.data")):
             path.unlink(missing_ok=True)
         mark_rows(proto)

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor
 
@@ -23,18 +22,19 @@ from vtk_export.gate.structure import verify_structure
 from vtk_export.gate.verify import open_sessions, reference_outputs
 from vtk_export.graph.precision import ONNX_NAMES
 from vtk_export.graph.preproc import RAW_TYPES, prepend
+from vtk_export.graph.rename import load_graph
 from vtk_export.onnx.build import File
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.output_folder import save
 
 
-def add_preproc(file: File, card: Card, folder: Path) -> File:
-    """Return ``file`` with the preprocessing in its graph, written again into ``folder``."""
-    proto = onnx.load(file.path)
+def add_preproc(file: File, card: Card, folder: Path, names: Mapping[str, str]) -> File:
+    """Return ``file`` with the preprocessing in its graph and these names, written again into ``folder``."""
+    proto = load_graph(file.path, file.facts)
     file.path.unlink()
     (folder / "model.onnx.data").unlink(missing_ok=True)
     prepend(proto, card.input)
-    facts = dataclasses.replace(file.facts, preprocessing=True)
+    facts = dataclasses.replace(file.facts, preprocessing=True, names=dict(names))
     nodes = len(proto.graph.node)
     return dataclasses.replace(file, path=save(proto, card, folder, facts), facts=facts, nodes=nodes)
 
@@ -51,7 +51,7 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
     verify_structure(
         file.path, card, opset=spec.file_opset, static_batch=spec.static_batch, ir_version=spec.ir_version,
         inputs={"images": (RAW_TYPES[card.input.value_type], ("height", "width", 3))},
-        outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
+        outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, facts=file.facts,
     )  # fmt: skip
     if not file.facts.verified:
         return None

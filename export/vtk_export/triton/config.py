@@ -30,6 +30,7 @@ from vtk_export.onnx.config import derive
 from vtk_export.options import RunTime
 from vtk_export.targets import Target, parse_target
 from vtk_export.tasks.config import FactorType
+from vtk_export.tensor_names import InputName, OutputName, parse_names
 from vtk_export.triton.config_checks import check_backend, check_batches, check_target
 
 Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
@@ -128,6 +129,8 @@ class TritonConfig(Config):
     split: Split = None
     images: JudgeImages = 256
     unverified: Unverified = False
+    input_name: InputName = ()
+    output_name: OutputName = ()
     profile: ProfileSizes = ()
     seed: Seed = 0
     threads: Threads = None
@@ -182,11 +185,20 @@ class TritonCommand(TritonConfig):
             out: its folder.
             data: images of its source.
             with_preproc: preprocessing is in its graph.
+
+        Its inputs and outputs have the toolkit's own names: what writes it for a server that reads it gives it others.
         """
         # the score beside the logits is their softmax, so the model of one task gives both from logits
         softmax = self.softmax and self.server != "python"
         dtype = "fp32" if self.dtype == "auto" else self.dtype
-        return {"out": out, "data": data, "dtype": dtype, "softmax": softmax, "with_preproc": with_preproc}
+        return {"out": out, "data": data, "dtype": dtype, "softmax": softmax, "with_preproc": with_preproc,
+                "input_name": (), "output_name": ()}  # fmt: skip
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the model's inputs and outputs that were given, by the toolkit's own."""
+        image, answer = "images" if self.with_preproc else "pixel_values", "probabilities" if self.softmax else "logits"
+        return parse_names(self.input_name, self.output_name, image=image, answer=answer)
 
     @property
     def runtime(self) -> Target | None:
@@ -203,6 +215,7 @@ class TritonCommand(TritonConfig):
         check_backend(self)
         check_target(self)
         check_batches(self)
+        self.names  # noqa: B018 - refuses one name for two tensors
         if self.name is not None and self.models and len(self.sources) > 1:
             raise UsageError(
                 f"`--name` {self.name} names one model, but {len(self.sources)} sources were given; give NAME=SOURCE"

@@ -173,6 +173,8 @@ def _tensorrt(config: "TritonCommand") -> Reasons:
         "--keep-io-types": config.keep_io_types and built, "--static-batch": config.static_batch and built,
         "--fuse": config.fuse is not None and built, f"--opset {config.opset}": config.opset != OPSETS.start and built,
         "--profile": bool(config.profile) and built,
+        "--input-name": bool(config.input_name) and f"{built} with names", "--output-name": bool(config.output_name) and
+        f"{built} with names",
     }  # fmt: skip
 
 

@@ -187,8 +187,10 @@ def describe(backend: Backend) -> str:
     return f"{backend.name} in {precision_of(backend)}"
 
 
-def predictor(backend: Backend, *, check: bool = True) -> Callable[[Tensor], Tensor]:
+def predictor(backend: Backend, *, check: bool = True, output: str = "logits") -> Callable[[Tensor], Tensor]:
     """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed.
+
+    ``output`` names another output of the back-end than the logits.
 
     The function raises a `VerificationError` if a logit is infinite or NaN. With ``check`` False the caller checks each
     row.
@@ -199,12 +201,12 @@ def predictor(backend: Backend, *, check: bool = True) -> Callable[[Tensor], Ten
         if getattr(backend, "apart", False):
             most = 1  # a file of a fixed batch gets copies of the image
         if not len(images) or least <= len(images) <= (most or len(images)):
-            return backend.run({"pixel_values": images})["logits"]
+            return backend.run({"pixel_values": images})[output]
         logits = []
         for part in images.split(most or least):
             # the last rows are repeated to fill the batch, and their copies dropped again
             fill = part[-1:].expand(max(least - len(part), 0), *part.shape[1:])
-            logits.append(backend.run({"pixel_values": torch.cat((part, fill))})["logits"][: len(part)])
+            logits.append(backend.run({"pixel_values": torch.cat((part, fill))})[output][: len(part)])
         return torch.cat(logits)
 
     def predict(images: Tensor) -> Tensor:
