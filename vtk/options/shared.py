@@ -159,7 +159,8 @@ RunPrecision = Annotated[
     Option("precision (default: the training run's); fp8 is calibrated and judged on --data", "running"),
 ]
 Fp8Images = Annotated[
-    Path | None, Option("--precision fp8: folder; its training images calibrate, its held-out images judge", "data")
+    Path | None,
+    Option("--precision fp8, --on cpu: folder; its training images calibrate, its held-out images judge", "data"),
 ]
 RunDevice = Annotated[
     str | None,
