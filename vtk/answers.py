@@ -11,7 +11,7 @@ from vtk import console
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.options import expect
-from vtk.runtime.backends.base import check_backend
+from vtk.runtime.backends.base import check_backend, needs_onnx
 from vtk.runtime.embedding.config import EmbedConfig
 from vtk.runtime.opening import open_source, open_with_notes
 from vtk.runtime.prediction import PredictResult, predict_images
@@ -142,10 +142,10 @@ def runnable(
         UsageError: the back-end does not exist.
         UnavailableError: it is not available.
     """
-    if backend is None or not backend.startswith("ort-") or source.kind == "onnx":
+    if not needs_onnx(backend) or source.kind in ("onnx", "openvino"):
         yield source
         return
-    check_backend(backend)
+    check_backend(str(backend))
     from vtk_export.onnx.export import temporary_onnx  # needs packages that a machine for evaluation may lack
 
     with temporary_onnx(source, output=output) as onnx:

@@ -51,6 +51,7 @@ PACKAGES: Mapping[str, Package] = {
         "ONNX exports and the back-ends ort-cpu, ort-cuda and ort-trt",
         "onnxruntime-gpu (Linux x86-64; for CPUs only, and elsewhere, onnxruntime)",
     ),
+    "openvino": Package("openvino", "the back-end openvino and `vtk export openvino`"),
     "onnxscript": Package("onnxscript", "ONNX exports"),
     "peft": Package("peft", "`--train lora` and adapters (`vtk tasks to-peft`, `from-peft`)"),
     "pyarrow": Package("pyarrow", "tables of labels and of embeddings in parquet files"),

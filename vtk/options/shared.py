@@ -143,7 +143,7 @@ Softmax = Annotated[bool, Option("output `probabilities` instead of `logits`", "
 RunBackend = Annotated[
     str | None,
     Option(
-        "eager, compile, fused, fused+nograph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
+        "eager, compile, fused, ort-cpu, ort-cuda, openvino (default: eager; ort-cpu for .onnx)", "running",
         nonempty=True,
     ),
 ]  # fmt: skip

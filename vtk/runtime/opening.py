@@ -43,10 +43,10 @@ def open_source(
     """Recognise the kind of ``source`` and read its card; weights are not read yet, except of an .onnx file.
 
     Args:
-        source: a pack folder, a run folder (its ``task`` is used), a merged .safetensors, an .onnx, .pt2 or TensorRT
-            file, a folder with ``model.onnx`` or ``model.safetensors``, or a timm model name. In memory: a `Task`; a
-            module that maps images (B, C, H, W) to logits (B, classes), which is copied to be run and never changed; or
-            a source, which is returned as it is.
+        source: a pack folder, a run folder (its ``task`` is used), a merged .safetensors, an .onnx, OpenVINO .xml, .pt2
+            or TensorRT file, a folder with ``model.onnx``, ``model.xml`` or ``model.safetensors``, or a timm model
+            name. In memory: a `Task`; a module that maps images (B, C, H, W) to logits (B, classes), which is copied to
+            be run and never changed; or a source, which is returned as it is.
         base: base weights of a pack, in place of the recorded ones.
         pretrained: timm name only: weights of the hub, else random ones.
         num_classes: timm name only: another number of classes than the weights have.
@@ -92,7 +92,7 @@ def open_source(
     text = str(source)
     # timm's names have a slash only after `hf-hub:`
     has_folder = path.is_absolute() or text.startswith((".", "~")) or ("/" in text and ":" not in text)
-    if has_folder or path.suffix in (".onnx", ".pt2", ".safetensors", *ENGINES, *_PICKLES):
+    if has_folder or path.suffix in (".onnx", ".xml", ".pt2", ".safetensors", *ENGINES, *_PICKLES):
         raise DataError(f"{path} does not exist")
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")
@@ -135,6 +135,10 @@ def _open_path(path: Path, existing: Path, *, many: bool = False, features: bool
     if existing.is_file():
         if existing.suffix == ".onnx":
             return open_onnx(existing, many=many)
+        if existing.suffix == ".xml" or (existing.suffix == ".bin" and existing.with_suffix(".xml").is_file()):
+            from vtk.runtime.openvino_file import open_openvino
+
+            return open_openvino(existing.with_suffix(".xml"))
         if existing.suffix == ".pt2":
             from vtk.runtime.aoti_file import open_aoti
 
@@ -159,13 +163,17 @@ def _open_path(path: Path, existing: Path, *, many: bool = False, features: bool
                     f"vtk finetune DATA --model {card.model.name} --weights {path}; its features: vtk embed"
                 )
             return Source("checkpoint", name, existing, card)
-        raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx, .pt2, TensorRT engine")
+        raise DataError(
+            f"{path} is none of: task pack, merged .safetensors, .onnx, OpenVINO .xml, .pt2, TensorRT engine"
+        )
     run_note = f"{path} is a run folder; its best pack is taken: {path / 'task'}"
     for folder, note in ((existing, ""), (existing_dir(existing / "task"), run_note)):
         if (folder / "task.json").is_file():
             return Source("pack", pack_name(folder), folder, read_card(folder), notes=(note,) if note else ())
     if (existing / "model.onnx").is_file():
         return open_onnx(existing / "model.onnx")
+    if (existing / "model.xml").is_file():
+        return _open_path(path / "model.xml", existing / "model.xml")
     if (existing / "model.pt2").is_file():
         return _open_path(path / "model.pt2", existing / "model.pt2")
     if (existing / "model.safetensors").is_file():  # of `vtk parallelize`

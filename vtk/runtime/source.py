@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     Openable: TypeAlias = "str | Path | Source | Task | nn.Module"
     """What `open_source` takes."""
 
-Kind = Literal["pack", "checkpoint", "onnx", "aoti", "tensorrt", "timm", "module"]
+Kind = Literal["pack", "checkpoint", "onnx", "openvino", "aoti", "tensorrt", "timm", "module"]
 MODELS = ("pack", "checkpoint", "timm", "module")
 """Kinds of sources that are a model in torch."""
-_FILES = {"onnx": "ONNX file", "aoti": "AOTInductor file", "tensorrt": "engine"}
+_FILES = {"onnx": "ONNX file", "openvino": "OpenVINO model", "aoti": "AOTInductor file", "tensorrt": "engine"}
 ENGINES = (".engine", ".plan", ".trt")
 """Suffixes of TensorRT engines."""
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")

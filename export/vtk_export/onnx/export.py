@@ -194,5 +194,5 @@ def temporary_onnx(
         config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype, output=output)
         result = export_onnx(source, config, show=False)
         worst = max(max(row.error, row.error_plain) for row in result.rows)
-        console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")
+        console.say(f"{source.name}: exported to ONNX and verified (max error {worst:.1e})")
         yield dataclasses.replace(open_onnx(result.path), name=source.name)

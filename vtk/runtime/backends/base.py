@@ -11,7 +11,7 @@ from torch import Tensor
 from vtk.errors import UnavailableError, UsageError
 from vtk.evaluation.config import FP8_BACKENDS
 from vtk.evaluation.labels import check_finite
-from vtk.models.devices import FP8, dtype_name, resolve_device, resolve_dtype
+from vtk.models.devices import DTYPES, FP8, dtype_name, resolve_device, resolve_dtype
 from vtk.options.shared import MOST_THREADS
 from vtk.runtime.source import Source
 
@@ -24,6 +24,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "ort-cpu": ("vtk.runtime.backends.ort_backend", "OrtCpuBackend"),
     "ort-cuda": ("vtk.runtime.backends.ort_backend", "OrtCudaBackend"),
     "ort-trt": ("vtk.runtime.backends.ort_trt_backend", "OrtTrtBackend"),
+    "openvino": ("vtk.runtime.backends.openvino_backend", "OpenvinoBackend"),
     "aoti": ("vtk.runtime.backends.aoti_backend", "AotiBackend"),
     "bank": ("vtk.runtime.backends.bank_backend", "BankBackend"),
     "bank+graph": ("vtk.runtime.backends.bank_backend", "BankGraphBackend"),
@@ -106,6 +107,7 @@ def load_backend(
         dtype: ``fp32``, ``bf16`` or ``fp16``; ``fp8`` with ``fused`` and ``fused+graph``.
         threads: CPU threads of one operation; None for torch's current number, in every back-end alike.
         options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*),
+            ``cache`` and ``streams`` (openvino),
             ``tasks`` (bank), ``given`` (fp8: a `vtk.runtime.data_option.DataImages` to calibrate and to judge on).
 
     Raises:
@@ -128,7 +130,13 @@ def load_backend(
 
 def precision_of(backend: Backend) -> str:
     """Return the precision of a back-end's products: ``fp32``, ``bf16``, ``fp16`` or ``fp8``."""
-    return FP8 if getattr(backend, "arithmetic", "") == FP8 else dtype_name(backend.dtype)
+    arithmetic: str = getattr(backend, "arithmetic", "")
+    return arithmetic if arithmetic == FP8 or arithmetic in DTYPES else dtype_name(backend.dtype)
+
+
+def needs_onnx(name: str | None) -> bool:
+    """Return whether a back-end runs ONNX files, so that a model in torch is exported for it."""
+    return name is not None and (name.startswith("ort-") or name == "openvino")
 
 
 def check_threads(threads: int | None) -> None:

@@ -142,9 +142,9 @@ class OrtCpuBackend:
         """
         feeds = self._feeds(inputs)
         if torch.bfloat16 in (self.input_dtype, *self._output_types().values()):  # numpy has no such type
-            return _with_logits(self._run_bound(feeds))
+            return with_logits(self._run_bound(feeds))
         values = self.session.run(self.outputs, {name: feed.numpy() for name, feed in feeds.items()})
-        return _with_logits({name: torch.as_tensor(v) for name, v in zip(self.outputs, values, strict=True)})
+        return with_logits({name: torch.as_tensor(v) for name, v in zip(self.outputs, values, strict=True)})
 
     def _feeds(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the file's inputs on the device, in its types."""
@@ -207,14 +207,15 @@ class OrtCudaBackend(OrtCpuBackend):
         feeds = self._feeds(inputs)
         # ONNX Runtime has a stream of its own: torch's work on the input must be done before it starts
         torch.cuda.current_stream(self.device).synchronize()
-        return _with_logits(self._run_bound(feeds))
+        return with_logits(self._run_bound(feeds))
 
     def synchronize(self) -> None:
         """Wait for the CUDA device."""
         torch.cuda.synchronize(self.device)
 
 
-def _with_logits(results: dict[str, Tensor]) -> dict[str, Tensor]:
+def with_logits(results: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Add ``logits`` to outputs that have ``probabilities`` alone: their logarithms."""
     if "probabilities" in results and "logits" not in results:
         given = results["probabilities"]
         # a probability of 0 is one too small for the type, not an impossible class
