@@ -1,9 +1,9 @@
 """The search: short looks at the setups, longer ones at those that may be best, until no other can be.
 
 It has the form of successive halving (Jamieson and Talwalkar 2016): each round doubles the windows of the better half.
-A setup leaves it as soon as the ones before it show that it cannot win: because a larger batch, or more instances beside
-it, take no less time for a call, and because instances on the same cores do not speed one another up. One that was left
-behind comes back when those that looked better turn out to miss the budget.
+A setup leaves it as soon as smaller ones show that it cannot win: a larger batch, or more instances beside it, take no
+less time for a call, and instances on the same cores do not speed one another up. One that was left behind comes back
+when those that looked better turn out to miss the budget.
 """
 
 import math
@@ -156,7 +156,8 @@ def _scout(race: Race, group: Sequence[Setup], measure: Measure) -> None:
         if (why := _bound(race, setup)) is not None:
             race.out[setup] = why
             continue
-        measure([(setup, 1)])
+        if not race.windows(setup):
+            measure([(setup, 1)])
         if not race.windows(setup):
             race.out[setup] = "failed"
             continue
