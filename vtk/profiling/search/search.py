@@ -132,7 +132,7 @@ def _search(
             setups=rows, choice=None if best is None else choice_of(exported, best), best=chosen,
             faster=_faster(race, best),
             command="" if best is None else command_for(best, source, given, config, opening),
-            note="" if best is None else note_for(best, source), search_s=seconds,
+            note="" if best is None else note_for(best), search_s=seconds,
             exhaustive_s=len(setups) * config.duration, versions=versions(), ran=command,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), wrong=bool(fleet.wrong),
         )  # fmt: skip
