@@ -45,6 +45,4 @@ class Trial:
             return
         bf16 = "BF16" in able
         default = "bf16, as this processor has it" if bf16 else "fp32, as this processor has no bf16"
-        yield Check(
-            "openvino", "OpenVINO", "ok", f"{version} computes (back-end openvino); default precision {default}"
-        )
+        yield Check("openvino", "OpenVINO", "ok", f"{version} computes (back-end openvino), by default in {default}")

@@ -119,11 +119,14 @@ def _ceilings(config: ProfileCommand) -> int:
 
     import torch
 
+    from vtk.data.pinning import pinned
     from vtk.models.devices import resolve_device
     from vtk.profiling import ceilings
 
-    device, threads = resolve_device(config.device), config.threads or torch.get_num_threads()
-    found = ceilings.measure(device, threads)
+    device = resolve_device(config.device)
+    with pinned(config.cpus, config.threads) as chosen:
+        threads = chosen or torch.get_num_threads()
+        found = ceilings.measure(device, threads)
     console.say(f"{ceilings.key(device, threads)}: {ceilings.describe(found)}")
     console.say(f"stored in {ceilings.path()}")
     console.emit_json({"device": ceilings.key(device, threads), **dataclasses.asdict(found)})

@@ -53,6 +53,13 @@ Device = Annotated[
     ),
 ]  # fmt: skip
 Threads = Annotated[int | None, Option("CPU threads (default: torch's choice)", "running", least=1, most=MOST_THREADS)]
+Cpus = Annotated[
+    str | None,
+    Option(
+        "CPU cores to run on, such as 0-3 or 0,2; one thread on each without --threads (default: all)", "running",
+        pattern=r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", allowed="cores such as 0-3 or 0,2",
+    ),
+]  # fmt: skip
 Workers = Annotated[
     int | None,
     Option("processes that decode images (default: one per CPU core, at most 8)", "running", least=0, most=1024),

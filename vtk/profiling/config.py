@@ -8,6 +8,7 @@ from vtk.evaluation.config import FP8_BACKENDS, check_fp8
 from vtk.options import Config, Option
 from vtk.options.shared import (
     BudgetMs,
+    Cpus,
     Device,
     Fp8Images,
     ImgSize,
@@ -46,6 +47,7 @@ class ProfileConfig(Config):
     ] = "auto"
     data: Fp8Images = None
     threads: Threads = None
+    cpus: Cpus = None
     duration: Annotated[
         float, Option("maximum seconds per back-end and batch size; stable ones end earlier", often=True, above=0)
     ] = 10.0

@@ -42,7 +42,30 @@ def core() -> Any:
     with importing("OpenVINO's Python package does not load here ({error}); install it again: pip install openvino"):
         import openvino
 
+        _cores.update(_usable())
         return openvino.Core()
+
+
+_cores: set[int] = set()
+"""Cores of the process when OpenVINO was started in it: its threads keep to them."""
+
+
+def _usable() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def check_cores() -> None:
+    """Refuse to run where OpenVINO's threads would not be on the cores that the process was pinned to since.
+
+    Raises:
+        UsageError: OpenVINO was started in this process while it had other cores.
+    """
+    core()
+    if _cores != (now := _usable()):
+        raise UsageError(
+            f"OpenVINO was started in this process on cores {sorted(_cores)} and its threads stay there; the process "
+            f"is on {sorted(now)} now: run it in a process of its own"
+        )
 
 
 def version() -> str:
@@ -118,11 +141,12 @@ def compile_file(path: Path, *, precision: str, threads: int, streams: int = 1, 
         An ``openvino.CompiledModel``.
 
     Raises:
-        UsageError: a precision, or more streams than threads.
+        UsageError: a precision, more streams than threads, or a process that has moved to other cores.
         UnavailableError: OpenVINO is not installed, or bf16 is requested on a processor without it.
         DataError: OpenVINO cannot read or compile the file.
     """
     check_precision(precision)
+    check_cores()
     if not 1 <= streams <= threads:
         raise UsageError(f"{streams} streams on {threads} threads: each needs a thread of its own; give 1 to {threads}")
     properties = settings(precision, threads, streams)

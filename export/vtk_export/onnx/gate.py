@@ -19,6 +19,7 @@ from vtk_export.gate.limits import LIMITS, Limits
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.gate.verify import (
     GateRow,
+    Sessions,
     check_rows,
     open_sessions,
     print_rows,
@@ -173,18 +174,27 @@ def _other_rows(
                                  names=file.names, limits=limits)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
-        _check_odd_sizes(file, card.input, spec, options)
+        check_odd_sizes(file, card.input, spec, options)
     return rows
 
 
-def _check_odd_sizes(file: File, size: InputSpec, spec: GraphSpec, options: GateSpec) -> None:
+def check_odd_sizes(
+    file: File, size: InputSpec, spec: GraphSpec, options: GateSpec, sessions: Sessions | None = None
+) -> None:  # fmt: skip
     """Check that the file accepts the sizes that the model accepts, and no others.
+
+    Args:
+        file: of a dynamic size.
+        size: of the model.
+        spec: what the file is to be.
+        options: how it is run.
+        sessions: opens the file, by default in ONNX Runtime.
 
     Raises:
         VerificationError: it accepts a size that the model refuses, or refuses one that the model accepts.
     """
     assert file.sizes is not None
-    with open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
+    with sessions() if sessions else open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
         for height, width in odd_sizes(size, file.sizes):
             taken = runs(file.model, size, (height, width))
             try:

@@ -19,7 +19,7 @@ from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_im
 from vtk_export.gate.images import GateInputs
 from vtk_export.gate.limits import LEAST_COSINE, LIMITS, Limits
 from vtk_export.gate.structure import verify_structure
-from vtk_export.gate.verify import open_sessions, reference_outputs
+from vtk_export.gate.verify import Sessions, open_sessions, reference_outputs
 from vtk_export.graph.precision import ONNX_NAMES
 from vtk_export.graph.preproc import RAW_TYPES, prepend
 from vtk_export.graph.rename import load_graph
@@ -60,8 +60,17 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
     return drift
 
 
-def measure_drift(file: File, card: Card, given: DataImages | None, options: GateSpec) -> Drift:
+def measure_drift(
+    file: File, card: Card, given: DataImages | None, options: GateSpec, sessions: Sessions | None = None
+) -> Drift:
     """Run the file on decoded images, and PyTorch on the same images preprocessed as in evaluation.
+
+    Args:
+        file: with the preprocessing.
+        card: of it.
+        given: images of ``--data``, None for generated ones.
+        options: how it is run.
+        sessions: opens the file, by default in ONNX Runtime.
 
     Raises:
         VerificationError: the file does not run.
@@ -74,7 +83,7 @@ def measure_drift(file: File, card: Card, given: DataImages | None, options: Gat
 
     transform, name = eval_transform(card.input), file.names[0]
     expected, got = [], []
-    with open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
+    with sessions() if sessions else open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
         for path, image in _images(card, given, options.seed):
             try:
                 inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]

@@ -18,6 +18,7 @@ from vtk.options.shared import (
 )
 from vtk_export.onnx.config import OnnxConfig, derive
 from vtk_export.options import ExportConfig
+from vtk_export.tensor_names import InputName, OutputName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,8 @@ class OpenvinoConfig(ExportConfig):
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
+    input_name: InputName = ()
+    output_name: OutputName = ()
     calibration_images: CalibrationImages = 128
     data: VerifyData = None
     images: JudgeImages = 256

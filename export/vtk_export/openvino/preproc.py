@@ -32,21 +32,21 @@ def check(spec: InputSpec) -> None:
     check_preproc(spec)
     if spec.value_range:
         raise UsageError(
-            f"`--with-preproc` takes 8-bit images, and this model's have {spec.value_type} values, which OpenVINO would "
+            f"`--with-preproc` takes 8-bit images, this model's have {spec.value_type} values, which OpenVINO would "
             "bring to 8 bits in single precision; leave it out, and prepare images in the client"
         )
 
 
-def prepend(model: "Model", spec: InputSpec, static_batch: int | None) -> "Model":
-    """Return the model with preprocessing before ``pixel_values``.
+def prepend(model: "Model", spec: InputSpec, static_batch: int | None, name: str = "images") -> "Model":
+    """Return the model with preprocessing before its one input.
 
-    Its input becomes ``images``, uint8 RGB (batch, height, width, 3) of any size.
+    That input becomes ``name``, uint8 RGB (batch, height, width, 3) of any size.
     """
     from openvino import Layout, PartialShape, Type
     from openvino.preprocess import PrePostProcessor
 
     process = PrePostProcessor(model)
-    image = process.input("pixel_values")
+    image = process.input()
     image.tensor().set_element_type(Type.u8).set_layout(Layout("NHWC"))
     image.tensor().set_shape(PartialShape([static_batch or -1, -1, -1, 3]))
     image.model().set_layout(Layout("NCHW"))
@@ -55,8 +55,8 @@ def prepend(model: "Model", spec: InputSpec, static_batch: int | None) -> "Model
     steps.convert_element_type(Type.f32)
     steps.mean([255 * value for value in spec.mean]).scale([255 * value for value in spec.std])
     built = process.build()
-    built.input(0).get_tensor().set_names({"images"})
-    built.input(0).get_node().set_friendly_name("images")
+    built.input(0).get_tensor().set_names({name})
+    built.input(0).get_node().set_friendly_name(name)
     return built
 
 
@@ -145,7 +145,7 @@ class _Steps:
         return self.op.subtract(whole, self.op.select(self.op.equal(rest, self.ints(0)), odd, self.ints(0)))
 
     def divided(self, number: Any, divisor: Any) -> Any:
-        """Return the whole part of number / divisor: the plugin divides in single precision, one too many or too few."""
+        """Return the whole part of number / divisor; the plugin divides in single precision, so it may be one off."""
         whole = self.op.divide(number, divisor)
         rest = self.op.subtract(number, self.op.multiply(whole, divisor))
         few, many = self.op.greater_equal(rest, divisor), self.op.less(rest, self.ints(0))

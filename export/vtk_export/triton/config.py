@@ -33,7 +33,7 @@ from vtk_export.tasks.config import FactorType
 from vtk_export.tensor_names import InputName, OutputName, parse_names
 from vtk_export.triton.config_checks import check_backend, check_batches, check_target
 
-Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
+Server = Literal["onnxruntime", "python", "vtk", "tensorrt", "openvino"]
 ONE, MANY = "onnxruntime", "python"
 """Back-ends that are taken for one source and for several."""
 
@@ -106,6 +106,14 @@ class TritonConfig(Config):
     server_device: Annotated[
         Literal["auto", "cpu", "gpu"], Option("auto: the server's GPUs if it has any; python runs on the CPU")
     ] = "auto"
+    python_runtime: Annotated[
+        Literal["onnxruntime", "openvino"],
+        Option("python: what runs the files; openvino: a whole copy of the weights for each task", often=True),
+    ] = "onnxruntime"
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Option("openvino: precision of products; auto: bf16 where this processor has it, and verifies it", "format"),
+    ] = "auto"
     server_threads: Annotated[
         int | None, Option("CPU threads per instance (default: the runtime's, mostly all cores)", least=1)
     ] = None
@@ -164,6 +172,11 @@ class TritonCommand(TritonConfig):
         return self.backend or (MANY if self.several else ONE)
 
     @property
+    def in_openvino(self) -> bool:
+        """Whether OpenVINO runs the files."""
+        return self.server == "openvino" or (self.server == "python" and self.python_runtime == "openvino")
+
+    @property
     def changes(self) -> bool:
         """Whether a model that is there is changed, and keeps its other tasks."""
         return self.update or bool(self.remove)
@@ -171,7 +184,7 @@ class TritonCommand(TritonConfig):
     @property
     def models(self) -> bool:
         """Whether each source is a model of its own."""
-        return self.server in ("onnxruntime", "tensorrt") and self.form != "factors"
+        return self.server in ("onnxruntime", "tensorrt", "openvino") and self.form != "factors"
 
     @property
     def several(self) -> bool:
@@ -223,6 +236,6 @@ class TritonCommand(TritonConfig):
         if self.engine is not None and len(self.sources) > 1:
             raise UsageError(f"`--engine` {self.engine} belongs to one source, not to {len(self.sources)}; export "
                              "them one by one")  # fmt: skip
-        if self.server != "vtk":
+        if self.server != "vtk" and not self.in_openvino:
             data = Path() if self.data else None
             derive(self, **self.onnx_options(Path(), data, with_preproc=self.ensemble is False))  # has its own checks

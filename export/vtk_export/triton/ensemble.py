@@ -34,7 +34,7 @@ def wants_ensemble(order: Order) -> bool:
         UsageError: the ensemble cannot be either.
     """
     config = order.config
-    if not config.with_preproc or config.ensemble is False:
+    if not config.with_preproc or config.ensemble is False or config.server == "openvino":
         return False
     if config.server == "onnxruntime" and config.ensemble is None:
         try:

@@ -36,6 +36,8 @@ def takes_factors(order: Order) -> bool:
     one: only such models of this back-end have packs from which they could be changed, and one dense pack must not
     give every other task a graph of its own.
     """
+    if order.config.in_openvino:
+        return False
     if order.config.form != "auto":
         return order.config.form == "factors"
     if not order.config.several or order.config.server != "python" or order.config.profile or order.config.fuse:

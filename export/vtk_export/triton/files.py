@@ -27,6 +27,7 @@ def _same(*names: str) -> dict[str, str]:
 _CODE = {
     "python": {"tasks_model.py": "model.py", **_same("vtk_rows.py", "vtk_counters.py", "vtk_prepack.py")},
     "factors": {"factors_model.py": "model.py", **_same(*_LIVE, "vtk_factors.py")},
+    "openvino": {"openvino_model.py": "model.py", **_same("vtk_rows.py", "vtk_counters.py")},
     "vtk": {"bank_model.py": "model.py", **_same(*_LIVE)},
     "preprocess": {"preprocess_model.py": "model.py", **_same("vtk_rows.py", "vtk_index.py", "vtk_images.py")},
 }
@@ -93,7 +94,7 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         "datatype": "BYTES" if datatype == "STRING" else datatype,
         "has_task": "task" in names,
         **numbers,
-        "static_batch": 0 if config.max_batch_size else image.dims[0],
+        "static_batch": 0 if config.max_batch_size else max(image.dims[0], 0),
         "outputs": [terms.get(name, name) for name in outputs],
         **({"names": called} if called else {}),
         "tasks": {name: _task(card) for name, card in cards.items()},

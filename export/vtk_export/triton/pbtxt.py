@@ -167,6 +167,8 @@ def build(
     message = pb.ModelConfig(name=name, max_batch_size=most)
     if config.engine is not None:
         message.platform, message.backend, message.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
+    elif config.server == "openvino":
+        message.backend, message.default_model_filename = "openvino", "model.xml"
     elif config.server in ("onnxruntime", "tensorrt"):
         message.backend, message.default_model_filename = "onnxruntime", "model.onnx"
     else:
@@ -185,7 +187,7 @@ def build(
     if config.server == "tensorrt" and config.engine is None:
         _accelerate(message, config, inputs, batched=batched, digest=digest)
     kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
-    kind = {"python": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
+    kind = {"python": "cpu", "openvino": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
     message.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
     part = {PART: part_of} if part_of else {}
     named = {NAMES: json.dumps(dict(names))} if names else {}

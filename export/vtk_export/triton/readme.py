@@ -14,6 +14,11 @@ from vtk_export.readme import README, preparations
 
 TITLE = "# The model "
 _IS_OURS = begins(TITLE)
+_MODEL_SERVER = """
+
+The config is for Triton's OpenVINO back-end, `ovms.json` for OpenVINO Model Server, which answers the same requests.
+Neither server was run with them; the file itself was run with OpenVINO and compared with PyTorch. With the repository
+mounted as `/models`: `ovms --config_path /models/{name}/ovms.json --port 8001 --rest_port 8000`."""
 _TERMS = ("task", "encoded", "images", "label", "score", "logits", "probabilities", "num_classes")
 _READ = """\
 def prepare_file(path):  # (1, 1): the bytes of the file; the server decodes it
@@ -44,7 +49,8 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
     """
     name, source, outputs, called = about["model"], about["input"], list(about["outputs"]), about.get("names", {})
     batch = about["static_batch"]
-    count = f"exactly {batch} images" if batch else f"1 to {message.max_batch_size} images"
+    most = message.max_batch_size
+    count = f"exactly {batch} images" if batch else f"1 to {most} images" if most else "one or more images"
     given = "".join(
         f"- {kind} {span(entry)}: {kinds[entry]}\n"
         for kind, entries in (("input", message.input), ("output", message.output))
@@ -59,6 +65,7 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         f"{_use(about, outputs)}:\n\n"
         f"{code_block(*_code(about, cards, outputs))}\n"
         f"`client.py` in this folder does the same for all image formats: `{_client(about, cards)}`."
+        f"{_MODEL_SERVER.format(name=name) if message.backend == 'openvino' else ''}"
     ]
     for task, card in cards.items():
         shown = tuple(o for o in outputs if o in ("logits", "probabilities", "features")) or ("logits",)

@@ -30,6 +30,7 @@ class OpenvinoBackend:
 
     name = "openvino"
     dtype = torch.float32
+    fewer = ""
 
     def __init__(self, compiled: Any, source: Source, precision: str, *, raw: bool = False) -> None:
         self.compiled, self.device, self.load_s = compiled, torch.device("cpu"), 0.0
@@ -93,13 +94,15 @@ class OpenvinoBackend:
             streams=int(options.get("streams", 1)), cache=bool(options.get("cache", True)),
         )  # fmt: skip
         backend = cls(compiled, source, precision, raw=raw)
+        if (used := int(compiled.get_property("INFERENCE_NUM_THREADS"))) < (threads or used):
+            backend.fewer = f", {used} of {threads} threads"
         backend.load_s = time.perf_counter() - start
         return backend
 
     @property
     def provider(self) -> str:
-        """``OpenVINO VERSION cpu``."""
-        return f"OpenVINO {runtime.version().partition('-')[0]} cpu"
+        """``OpenVINO VERSION cpu``, and the threads where it takes fewer than requested: one a core at most."""
+        return f"OpenVINO {runtime.version().partition('-')[0]} cpu{self.fewer}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map the file's input, any floating type and device, to its outputs, as `OrtCpuBackend.run` does.

@@ -17,7 +17,7 @@ from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.labels import check_finite
 from vtk.packages import require
-from vtk.runtime.backends.base import Backend, describe, load_backend, precision_of, predictor
+from vtk.runtime.backends.base import Backend, describe, load_backend, needs_onnx, precision_of, predictor
 from vtk.runtime.embedding.config import EmbedConfig
 from vtk.runtime.embedding.labels import labels_of
 from vtk.runtime.embedding.tables import Table, check_out, open_table
@@ -93,7 +93,7 @@ def embed_images(source: Source, config: EmbedConfig) -> EmbedResult:
     conditions = conditions_of(source, config)
     backend = load_backend(
         conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads,
-        **({"raw": True} if conditions.backend.startswith("ort-") else {}),
+        **({"raw": True} if needs_onnx(conditions.backend) else {}),
     )  # fmt: skip
     run = _Run(backend, config)
     try:
@@ -138,7 +138,7 @@ def check_features(source: Source, backend: str | None) -> None:
     """
     if source.kind == "aoti":
         raise UsageError(f"{source.path} gives logits only; {_EXPORT}")
-    if source.kind == "onnx" and not source.described:
+    if source.kind in ("onnx", "openvino") and not source.described:
         source.require_description("embed")
     if source.facts.preprocessing:
         raise UsageError(
