@@ -16,7 +16,7 @@ from vtk.profiling.search import fleet as fleets
 from vtk.profiling.search import instance
 from vtk.profiling.search.fleet import Calls, Fleet
 from vtk.profiling.search.instance import Instance
-from vtk.profiling.search.setup import FULL, Reading, Setup
+from vtk.profiling.search.setup import Reading, Setup
 from vtk.profiling.search.variants import Variant
 from vtk.runtime.backends.base import load_backend
 

@@ -89,8 +89,8 @@ def test_the_frontier_is_what_no_other_setup_beats() -> None:
     edge = {row.setup for row in result_of(race).setups if row.frontier}
     for setup in race.measured:
         beaten = any(
-            race.latency(o) <= race.latency(setup) and race.rate(o) > race.rate(setup)
-            or race.latency(o) < race.latency(setup) and race.rate(o) == race.rate(setup)
+            (race.latency(o) <= race.latency(setup) and race.rate(o) > race.rate(setup))
+            or (race.latency(o) < race.latency(setup) and race.rate(o) == race.rate(setup))
             for o in race.measured
         )  # fmt: skip
         same = [o for o in edge if (race.latency(o), race.rate(o)) == (race.latency(setup), race.rate(setup))]
