@@ -8,6 +8,7 @@ from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import (
     Base,
+    Cpus,
     Folder,
     Fp8Images,
     MaybeOut,
@@ -41,6 +42,7 @@ class RunOptions(Config):
     device: RunDevice = None
     batch_size: RunBatch = None
     threads: Threads = None
+    cpus: Cpus = None
 
 
 @dataclass(frozen=True, kw_only=True)
