@@ -2,6 +2,7 @@
 
 from vtk.analysis.analyze import analyze as analyze
 from vtk.analysis.config import AnalyzeConfig as AnalyzeConfig
+from vtk.answers import embed as embed
 from vtk.answers import evaluate as evaluate
 from vtk.answers import predict as predict
 from vtk.bank.bank import TaskBank as TaskBank
@@ -28,6 +29,7 @@ from vtk.profiling.server.config import ServerConfig as ServerConfig
 from vtk.profiling.server.drive import profile_server as profile_server
 from vtk.profiling.sizes import profile_sizes as profile_sizes
 from vtk.runtime.backends.base import load_backend as load_backend
+from vtk.runtime.embedding.config import EmbedConfig as EmbedConfig
 from vtk.runtime.opening import open_source as open_source
 from vtk.runtime.source import Opening as Opening
 from vtk.runtime.source import Source as Source

@@ -9,6 +9,7 @@ from vtk.options import Config, Option
 from vtk.options.shared import (
     AutoThreshold,
     Base,
+    Cpus,
     Folder,
     Fp8Images,
     MaybeOut,
@@ -43,6 +44,7 @@ class RunOptions(Config):
     device: RunDevice = None
     batch_size: RunBatch = None
     threads: Threads = None
+    cpus: Cpus = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,13 @@ Device = Annotated[
     ),
 ]  # fmt: skip
 Threads = Annotated[int | None, Option("CPU threads (default: torch's choice)", "running", least=1, most=MOST_THREADS)]
+Cpus = Annotated[
+    str | None,
+    Option(
+        "CPU cores to run on, such as 0-3 or 0,2; one thread on each without --threads (default: all)", "running",
+        pattern=r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", allowed="cores such as 0-3 or 0,2",
+    ),
+]  # fmt: skip
 Workers = Annotated[
     int | None,
     Option("processes that decode images (default: one per CPU core, at most 8)", "running", least=0, most=1024),
@@ -152,7 +159,7 @@ Risk = Annotated[
 RunBackend = Annotated[
     str | None,
     Option(
-        "eager, compile, fused, fused+nograph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
+        "eager, compile, fused, ort-cpu, ort-cuda, openvino (default: eager; ort-cpu for .onnx)", "running",
         nonempty=True,
     ),
 ]  # fmt: skip
@@ -161,7 +168,8 @@ RunPrecision = Annotated[
     Option("precision (default: the training run's); fp8 is calibrated and judged on --data", "running"),
 ]
 Fp8Images = Annotated[
-    Path | None, Option("--precision fp8: folder; its training images calibrate, its held-out images judge", "data")
+    Path | None,
+    Option("--precision fp8, --on cpu: folder; its training images calibrate, its held-out images judge", "data"),
 ]
 RunDevice = Annotated[
     str | None,

@@ -161,6 +161,7 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
 
 def _print(result: EvalResult, facts: Facts, pack: Mapping[str, Any]) -> None:
     exact, precision = facts == PLAIN, f"int8 ({facts.int8})" if facts.int8 else result.precision
+    fp32_file = result.backend.startswith("ort-") or (result.backend == "openvino" and result.precision == "fp32")
     result.metrics.print()
     skipped = f"; unreadable and skipped: {len(result.audit.bad)}" if result.audit.bad else ""
     images = console.count(result.metrics.count, "image")
@@ -170,8 +171,8 @@ def _print(result: EvalResult, facts: Facts, pack: Mapping[str, Any]) -> None:
     )
     if result.agreement is not None:
         line = f"most likely class as in {result.reference}: {console.percent(result.agreement, 2)} of the images"
-        if exact and result.backend.startswith("ort-") and result.agreement < _LEAST_AGREEMENT:
-            console.warn(f"{line}; an fp32 ONNX file should reach {console.percent(_LEAST_AGREEMENT)}")
+        if exact and fp32_file and result.agreement < _LEAST_AGREEMENT:
+            console.warn(f"{line}; an fp32 file should reach {console.percent(_LEAST_AGREEMENT)}")
         else:
             console.say(line)
     elif not result.same_conditions:

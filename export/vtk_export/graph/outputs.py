@@ -38,6 +38,8 @@ def split_classifier(model: nn.Module, *, logits: bool) -> WithFeatures:
     body: Any = copy.deepcopy(model)
     classifier = body.get_classifier() if hasattr(body, "get_classifier") else None
     names = [name for name, module in body.named_modules() if module is classifier]
+    if not logits and isinstance(classifier, nn.Identity):  # of a source that is opened for its features
+        return WithFeatures(body, None, int(body.head_hidden_size)).eval()
     if not isinstance(classifier, nn.Linear) or not names:
         raise UsageError(
             f"`--output features` needs a model that ends with one linear layer; {type(model).__name__} ends with "

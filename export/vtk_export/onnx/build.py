@@ -135,6 +135,7 @@ def build(
         keep_io_types=spec.keep_io_types,
         dynamic_size=spec.dynamic_size,
         target=spec.target,
+        names={term: name for term, name in spec.names.items() if term in ("pixel_values", *names)},
     )
     if spec.file_opset < spec.opset:
         lower(proto, ir_version=spec.ir_version)

@@ -10,6 +10,7 @@ from vtk.options.shared import Int8, Out, Overwrite, ProfileSizes, Softmax, Sour
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import IrVersion, PrecisionConfig
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
+from vtk_export.tensor_names import InputName, OutputName, check_names, parse_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class OnnxConfig(PrecisionConfig):
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
+    input_name: InputName = ()
+    output_name: OutputName = ()
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
 
@@ -53,6 +56,7 @@ class OnnxConfig(PrecisionConfig):
                 "`--with-preproc` resizes images to the model's size, which --dynamic-size leaves open; leave one out"
             )
         self._check_target()
+        self.names  # noqa: B018 - refuses what the file does not have
         if self.softmax and self.output == "features":
             raise UsageError(
                 "`--softmax` applies to logits, which `--output features` lacks; give --output both or logits"
@@ -95,6 +99,15 @@ class OnnxConfig(PrecisionConfig):
             )
 
     @property
+    def names(self) -> dict[str, str]:
+        """Names of the file's input and outputs that differ from the toolkit's own."""
+        first = "probabilities" if self.softmax else "logits"
+        outputs = {"logits": (first,), "features": ("features",), "both": (first, "features")}[self.output]
+        image = "images" if self.with_preproc else "pixel_values"
+        names = parse_names(self.input_name, self.output_name, image=image, answer=outputs[0])
+        return check_names(names, (image,), outputs)
+
+    @property
     def ir(self) -> int:
         """ONNX IR version to write."""
         return self.ir_version or super().ir
@@ -106,7 +119,7 @@ class OnnxConfig(PrecisionConfig):
             opset=self.graph_opset, file_opset=self.file_opset, ir_version=self.ir, dtype=self.dtype,
             static_batch=self.static_batch, keep_io_types=self.keep_io_types, int8=self.int8,
             dynamic_size=self.dynamic_size, softmax=self.softmax, output=self.output, fuse=self.fuse,
-            target=self.target or "", runtime=self.runtime,
+            target=self.target or "", runtime=self.runtime, names=self.names,
         )  # fmt: skip
 
     @property

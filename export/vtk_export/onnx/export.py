@@ -156,9 +156,9 @@ def export_onnx(
         if config.with_preproc:
             console.stage("putting the preprocessing into the graph")
             if other is not None:
-                other = add_preproc(other, card, other.path.parent)
+                other = add_preproc(other, card, other.path.parent, spec.names)
                 drift = gate_preproc(other, inputs, spec, options)
-            file = add_preproc(file, card, folder)
+            file = add_preproc(file, card, folder, spec.names)
             drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
@@ -178,20 +178,21 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
         card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
         in_graph=config.with_preproc,
         half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
-        sizes=file.sizes, verified=file.facts.verified,
+        sizes=file.sizes, verified=file.facts.verified, called=file.facts.names,
     )  # fmt: skip
     write_text(folder / README, page)
 
 
 @contextlib.contextmanager
 def temporary_onnx(
-    source: Source, *, opset: int = 18, static_batch: int | None = None, dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-) -> Iterator[Source]:
+    source: Source, *, opset: int = 18, static_batch: int | None = None,
+    dtype: Literal["fp32", "fp16", "bf16"] = "fp32", output: Literal["logits", "features"] = "logits",
+) -> Iterator[Source]:  # fmt: skip
     """Export and verify into a temporary folder, for a back-end that runs ONNX files; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
-        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)
+        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype, output=output)
         result = export_onnx(source, config, show=False)
         worst = max(max(row.error, row.error_plain) for row in result.rows)
-        console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")
+        console.say(f"{source.name}: exported to ONNX and verified (max error {worst:.1e})")
         yield dataclasses.replace(open_onnx(result.path), name=source.name)

@@ -1,6 +1,7 @@
 """The options that the builder and the gate of ONNX files need, resolved from an exporter's config; free of torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vtk_export.targets import Target
@@ -24,6 +25,7 @@ class GraphSpec:
         fuse: of `vtk_export.graph.convert.choose_form`.
         target: ``--target`` as it was given, "" without.
         runtime: what that names.
+        names: of inputs and outputs in the file, by the toolkit's own.
     """
 
     opset: int
@@ -39,6 +41,7 @@ class GraphSpec:
     fuse: bool | None = None
     target: str = ""
     runtime: Target | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rest(self) -> Literal["fp32", "fp16", "bf16"]:
