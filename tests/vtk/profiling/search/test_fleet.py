@@ -59,9 +59,7 @@ def build(source: Any, calls: Calls, local: list[str]) -> Callable[..., Fleet]:
     return make
 
 
-def test_windows_take_turns_and_hold_the_calls_of_every_instance(
-    build: Callable[..., Fleet], local: list[str]
-) -> None:
+def test_windows_take_turns_and_hold_the_calls_of_every_instance(build: Callable[..., Fleet], local: list[str]) -> None:
     told: list[Setup] = []
     fleet = build(tell=told.append)
     fleet.measure([(eager(1), 2), (eager(2, instances=2), 1)])
