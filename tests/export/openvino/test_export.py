@@ -1,6 +1,7 @@
 """``vtk export openvino``: what it writes runs in plain OpenVINO as torch does, and nothing else is kept."""
 
 import contextlib
+import csv
 import dataclasses
 import io
 import json
@@ -257,12 +258,10 @@ def test_a_classifier_of_zeros_is_verified_by_another(tmp_path: Path) -> None:
 def test_the_commands_take_a_model(calm: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = export(calm.path, "--out", tmp_path / "o", "--profile", "1,2", "--precision", "fp32")
     assert run.result["profile"] and (tmp_path / "o" / "latency.json").is_file()
-    answers = {}
+    classes = []
     for source in (run.out / "model.xml", calm.path):
-        assert main(["predict", str(source), str(calm.photos), "--precision", "fp32", "--json"]) == 0
-        answers[source] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert main(["eval", str(run.out), str(calm.photos.parent / "photos"), "--precision", "fp32", "--json"]) in (
-        0,
-        2,
-        3,
-    )
+        table = tmp_path / f"{source.stem}.csv"
+        assert main(["predict", str(source), str(calm.photos), "--out", str(table), "--precision", "fp32"]) == 0
+        rows = list(csv.reader(io.StringIO(table.read_text("utf-8"))))
+        classes.append([row[:2] for row in rows])
+    assert classes[0] == classes[1] and len(classes[0]) == 7
