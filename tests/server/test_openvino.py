@@ -44,6 +44,7 @@ def running(lab: Any, tools: Any, tmp_path_factory: pytest.TempPathFactory) -> I
     export_triton(packs, TritonConfig(name="usual", server_threads=1, **common), show=False)
     export_triton(packs, TritonConfig(name="named", with_preproc=True, **NAMES, **common), show=False)
     export_triton(packs["pets"], TritonConfig(name="broken", **common), show=False)
+    export_triton(packs["pets"], TritonConfig(out=root / "models", backend="openvino", name="native"), show=False)
     weights = root / "models" / "broken" / "1" / "0" / "model.bin"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\0\1")
     images = lab.images(12)
@@ -90,6 +91,12 @@ def test_the_log_says_precision_and_threads_and_a_damaged_file_is_not_served(run
     assert "damaged: it is not the file that was exported" in log
     with running.server.client("grpc") as client:
         assert not client.is_model_ready("broken")
+
+
+def test_the_server_reads_the_config_for_its_own_back_end_which_it_lacks_here(running: Running) -> None:
+    with running.server.client("http") as client:
+        index = {entry["name"]: entry for entry in client.get_model_repository_index()}
+    assert "unable to find backend library for backend 'openvino'" in index["native"]["reason"], index["native"]
 
 
 def test_one_client_s_nan_fails_alone_and_calls_of_any_size_agree(running: Running) -> None:

@@ -144,6 +144,11 @@ Int8 = Annotated[
 CalibrationImages = Annotated[
     int, Option("number of images of --data to calibrate on (--int8 static, --dtype fp8)", "format", least=1)
 ]
+MaxDrop = Annotated[
+    float | None,
+    Option("--int8 static: keep products in float until int8 changes the class of at most POINTS % of images", "format",
+           metavar="POINTS", above=0, below=100),
+]  # fmt: skip
 Softmax = Annotated[bool, Option("output `probabilities` (calibrated by the card) instead of `logits`", "format")]
 AutoThreshold = Annotated[
     Literal["auto"] | None,

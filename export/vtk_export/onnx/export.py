@@ -38,7 +38,7 @@ from vtk_export.onnx.preproc_gate import add_preproc, gate_preproc
 from vtk_export.onnx.unknown_gate import add_unknown, gate_unknown
 from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README, onnx_page
-from vtk_export.targets import describe_oldest, oldest
+from vtk_export.targets import describe_oldest, oldest, parse_target
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -89,8 +89,10 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether TensorRT has the file's operators: it lacks ranges computed per run and antialiased resizing."""
-        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
+        """Whether TensorRT takes the file: it has no zero points but 0, and no antialiased resizing."""
+        target = parse_target(self.facts.target) if self.facts.target else None
+        symmetric = not self.facts.int8 or (target is not None and target.kind == "trt")
+        return symmetric and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vtk.card import Card
-from vtk.errors import VerificationError
+from vtk.errors import DataError, VerificationError
 from vtk.files import as_data_error, write_bytes
 from vtk.packages import importing, require
 from vtk.runtime import export_facts
@@ -24,6 +24,9 @@ WEIGHTS = "model.bin"
 
 _FOREIGN = ("framework", "conversion_parameters")
 """Entries of the converter: the metadata of the ONNX file, which are written again, and its path."""
+
+_LARGEST_TEXT = 4 << 20
+"""Bytes of the XML file, at most."""
 
 _BLANK = {GRAPH_DIGEST: "0" * 64, WEIGHTS_DIGEST: "1" * 64}
 """In place of the digests until the files are written."""
@@ -92,27 +95,44 @@ def write(model: "Model", card: Card, folder: Path, facts: Facts) -> Path:
     Raises:
         DataError: the folder cannot be written, or the disk is full.
     """
-    import openvino
-
     describe(model, card, facts)
     path = folder / NAME
-    with as_data_error(path):  # OpenVINO raises RuntimeError, and not for a full disk: lengths are checked below
-        openvino.save_model(model, str(path), compress_to_fp16=facts.precision == "fp16")
-        stamp(path)
+    with as_data_error(path):
+        _save(model, path, half=facts.stored == "fp16")
+        _stamp(path)
     return path
 
 
-def stamp(path: Path) -> None:
-    """Write the digests of graph and weights into a file that has blank ones.
+def _save(model: "Model", path: Path, *, half: bool) -> None:
+    """Write both files; OpenVINO says ``iostream error`` of a full disk, or nothing.
 
     Raises:
-        OSError: the files were not written whole.
+        OSError: with the reason of the system, which writing as many bytes gives.
+        DataError: they were not written whole for another reason.
     """
+    import openvino
+
+    failure = "it is cut short"
+    try:
+        openvino.save_model(model, str(path), compress_to_fp16=half)
+        if path.read_bytes()[-16:].rstrip().endswith(b"</net>"):
+            end, weights = parse_ir(path.read_bytes()).weights_end, path.with_name(WEIGHTS)
+            if weights.stat().st_size >= end:
+                return
+    except (OSError, RuntimeError) as error:
+        failure = str(error)
+    for file in (path, path.with_name(WEIGHTS)):
+        file.unlink(missing_ok=True)
+    constants: list[Any] = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    size = sum(node.get_byte_size() for node in constants)
+    write_bytes(path.with_name(WEIGHTS), bytes((size // 2 if half else size) + _LARGEST_TEXT))
+    raise DataError(f"OpenVINO did not write {path}: {failure}; try again, or another folder")
+
+
+def _stamp(path: Path) -> None:
+    """Write the digests of graph and weights into a file that has blank ones."""
     data = path.read_bytes()
-    graph = parse_ir(data)
-    weights = path.with_name(WEIGHTS)
-    if weights.stat().st_size < graph.weights_end:
-        raise OSError(f"{weights} was cut short; is the disk full?")
+    graph, weights = parse_ir(data), path.with_name(WEIGHTS)
     digests = {GRAPH_DIGEST: graph.digest, WEIGHTS_DIGEST: file_digest(weights)}
     for place, digest in digests.items():
         before, after = (f'<{place[-1]} value="{text}"'.encode() for text in (_BLANK[place], digest))

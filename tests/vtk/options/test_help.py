@@ -12,7 +12,7 @@ from vtk.options import option_of, type_of
 from vtk.options.values import alternatives
 
 PARTS = {
-    "export": ("onnx", "aoti", "tasks", "tensorrt", "triton"),
+    "export": ("onnx", "openvino", "aoti", "tasks", "tensorrt", "triton"),
     "tasks": ("list", "diff", "merge", "bench", "convert", "bundle", "to-peft", "from-peft", "push", "pull"),
     "data": ("audit",),
 }
@@ -120,7 +120,7 @@ def test_an_option_stands_under_its_heading_in_every_command(name: str) -> None:
     [
         (("eval",), "exported file", "timm"), (("predict",), "exported file", "timm"),
         (("parallelize",), "timm", "exported"), (("export", "onnx"), "timm", "exported"),
-        (("export", "aoti"), "timm", "exported"),
+        (("export", "aoti"), "timm", "exported"), (("export", "openvino"), "timm", "exported"),
     ],
     ids=str,
 )  # fmt: skip

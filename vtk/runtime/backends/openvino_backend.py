@@ -150,7 +150,7 @@ def terms_of(values: Sequence[Any], source: Source, only: str) -> list[str]:
         source: of the model.
         only: what the one input or output of another program's model is.
     """
-    if len(values) == 1 and not source.described:
+    if len(values) == 1 and not source.described and not _KNOWN.intersection(values[0].names):
         return [only]
     found = []
     for value in values:

@@ -19,7 +19,7 @@ from vtk.training.engine.result import FinetuneResult
 from vtk.training.memory import MemoryChoice
 from vtk.training.runs import outputs
 from vtk.training.runs import resume_state as state
-from vtk.training.runs.command_line import config_text
+from vtk.training.runs.command_line import config_text, config_values
 from vtk.training.runs.held_out_answers import HeldOutAnswers
 from vtk.training.runs.history import History
 from vtk.training.runs.image_list import write_images
@@ -89,7 +89,10 @@ class TaskRun:
         write_json(out / "audit.json", task.audit.to_dict())
         write_images(out, task.audit)
         write_json(out / "census.json", task.census.to_dict())
-        trackers = open_trackers(config.track, out, plan.command, self.history.rows)
+        trackers = open_trackers(
+            config.track, out, plan.command, self.history.rows, home=out.parent if plan.title else None,
+            values=config_values(config),
+        )  # fmt: skip
         self.callbacks.attach(*trackers, EpochLines(plan.title, self.planned))
 
     def live_state(self) -> dict[str, Tensor]:
