@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.data.pinning import pinned
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.options import expect
@@ -73,15 +75,18 @@ def evaluate(*given: Any, **options: Any) -> Any:
 def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult":
     from vtk.runtime.evaluation import evaluate_source
 
-    if config.backend is not None:
-        check_backend(config.backend)
-    opened = open_with_notes(source, **opening)
-    reference = None if config.reference is None else open_source(config.reference, trust=opening.get("trust", False))
-    for note in reference.notes if reference else ():
-        console.say(note)
-    opened.require_description("eval")
-    with runnable(opened, config.backend) as run:
-        return evaluate_source(run, config, reference=reference if run is opened else reference or opened)
+    with pinned(config.cpus, config.threads) as threads:  # before a library counts the cores
+        config = replace(config, threads=threads)
+        if config.backend is not None:
+            check_backend(config.backend)
+        opened = open_with_notes(source, **opening)
+        trust = opening.get("trust", False)
+        reference = None if config.reference is None else open_source(config.reference, trust=trust)
+        for note in reference.notes if reference else ():
+            console.say(note)
+        opened.require_description("eval")
+        with runnable(opened, config.backend) as run:
+            return evaluate_source(run, config, reference=reference if run is opened else reference or opened)
 
 
 def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening]) -> PredictResult:
@@ -100,12 +105,13 @@ def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening
         UnavailableError: the requested back-end or device is not available.
     """
     expect(config, PredictConfig, "predict")
-    if config.backend is not None:
-        check_backend(config.backend)
-    opened = open_with_notes(source, **opening)
-    opened.require_description("predict")
-    with runnable(opened, config.backend) as run:
-        return predict_images(run, config)
+    with pinned(config.cpus, config.threads) as threads:
+        if config.backend is not None:
+            check_backend(config.backend)
+        opened = open_with_notes(source, **opening)
+        opened.require_description("predict")
+        with runnable(opened, config.backend) as run:
+            return predict_images(run, replace(config, threads=threads))
 
 
 def embed(source: "Openable", config: EmbedConfig, **opening: Unpack[Opening]) -> "EmbedResult":
@@ -136,7 +142,7 @@ def embed(source: "Openable", config: EmbedConfig, **opening: Unpack[Opening]) -
 def runnable(
     source: Source, backend: str | None, *, output: Literal["logits", "features"] = "logits"
 ) -> Iterator[Source]:
-    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file of it with this output.
+    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file with this output.
 
     Raises:
         UsageError: the back-end does not exist.

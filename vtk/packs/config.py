@@ -6,9 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import Base, ImgSize, Out, OutFile, Overwrite, RunDevice, Seed, Workers
+from vtk.options.shared import Base, ImgSize, Out, Overwrite, RunDevice, Seed, Workers
 
 PackDtype = Literal["fp32", "bf16", "int8"]
+FolderFormat = Literal["timm", "hf"]
+MergeFormat = Literal["file", "timm", "hf"]
 Pack = Annotated[Path, Option("a pack, a bundle, or a run folder (its best pack)", "source", often=True)]
 RepoId = Annotated[str, Option("USER/NAME on the hub", "hub", often=True, nonempty=True)]
 TokenEnv = Annotated[
@@ -43,10 +45,15 @@ class DiffConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig(Config):
-    """The pack to merge into one checkpoint."""
+    """The pack to merge into one checkpoint, or into a folder that other libraries load."""
 
     pack: Pack
-    out: OutFile
+    out: Annotated[Path, Option("file to write; a folder with --format timm or hf", "output", often=True)]
+    format: Annotated[
+        MergeFormat,
+        Option("file: one .safetensors; timm: a folder that timm and transformers load; hf: the same in a class of "
+               "transformers' own, where it has one", "output", often=True),
+    ] = "file"  # fmt: skip
     base: Base = None
     overwrite: Overwrite = False
 
@@ -183,13 +190,20 @@ class PushConfig(Config):
         str | None, Option("license identifier for the model card, such as apache-2.0", often=True, nonempty=True)
     ] = None
     with_base: Annotated[bool, Option("also upload the base tensors it needs, as in `vtk tasks bundle`")] = False
+    format: Annotated[
+        FolderFormat | None,
+        Option("also upload the merged model as `vtk tasks merge --format` writes it, for timm and transformers",
+               often=True),
+    ] = None  # fmt: skip
     base: Base = None
     token_env: TokenEnv = None
 
     def check(self) -> None:
         """Refuse options that would have no effect."""
-        if self.base is not None and not self.with_base:
-            raise UsageError("`--base` has no effect without --with-base; add that, or leave --base out")
+        if self.base is not None and not self.with_base and self.format is None:
+            raise UsageError(
+                "`--base` has no effect without --with-base or --format; add one of these, or leave --base out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

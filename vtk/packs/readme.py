@@ -8,9 +8,12 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from vtk.card import Card, InputSpec
 from vtk.markdown import block, quoted, span
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 FOLDED = 100
 """Number of classes above which the list is collapsed."""
@@ -38,15 +41,19 @@ def _is_foreign(line: str) -> bool:
     return line.split()[1].partition(".")[0] not in sys.stdlib_module_names
 
 
-def card_sections(card: Card, *, in_graph: bool = False, outputs: tuple[str, ...] = ("logits",)) -> str:
+def card_sections(
+    card: Card, *, in_graph: bool = False, outputs: tuple[str, ...] = ("logits",), called: Mapping[str, str] = NO_NAMES
+) -> str:
     """Return the sections that every artefact's page ends with.
 
     Args:
         card: of the model.
         in_graph: the model resizes and normalises by itself, and takes raw images.
-        outputs: names of what it gives.
+        outputs: what it gives, as this toolkit calls it.
+        called: names of outputs in the file that differ from these.
     """
-    return "\n".join([preprocessing(card.input, in_graph=in_graph), answer(card, outputs), class_list(card.classes)])
+    parts = [preprocessing(card.input, in_graph=in_graph), answer(card, outputs, called), class_list(card.classes)]
+    return "\n".join(parts)
 
 
 def shares_code(cards: Mapping[str, Card], *, name: str = "logits", test: str = "") -> str:
@@ -97,24 +104,25 @@ def preprocessing(spec: InputSpec, *, in_graph: bool = False) -> str:
     return f"## Preprocessing\n\n{who}:\n\n" + "".join(f"- {line}\n" for line in lines)
 
 
-def answer(card: Card, outputs: tuple[str, ...] = ("logits",)) -> str:
-    """Return the section that says what the outputs mean."""
+def answer(card: Card, outputs: tuple[str, ...] = ("logits",), called: Mapping[str, str] = NO_NAMES) -> str:
+    """Return the section that says what the outputs mean; ``called`` as of `card_sections`."""
     count = len(card.classes)
     each = f"one for each of the {count} classes, in the order below"
     lines = []
     for name in outputs:
+        shown = span(called.get(name, name))
         if name == "features":
-            lines.append("`features`: the input of the classifier, pooled over the image")
+            lines.append(f"{shown}: the input of the classifier, pooled over the image")
         elif name == "probabilities":
-            lines.append(f"`probabilities`: {each}; they sum to 1")
+            lines.append(f"{shown}: {each}; they sum to 1")
         elif card.multi_label:
             lines.append(
-                f"{span(name)}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
+                f"{shown}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
                 "probability, and a label is predicted from 0.5 on (a logit of 0)"
             )
         else:
             lines.append(
-                f"{span(name)}: {each}. The predicted class is the largest logit; their softmax gives probabilities"
+                f"{shown}: {each}. The predicted class is the largest logit; their softmax gives probabilities"
             )
     return "## Output\n\n" + "".join(f"- {line}\n" for line in lines)
 

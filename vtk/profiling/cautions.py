@@ -75,8 +75,8 @@ def _other_arithmetic(backend: "BackendResult", precision: str, *, alone: bool) 
         )
     if not alone and backend.arithmetic == "bf16" != precision and any(c.status == "ok" for c in backend.cells):
         yield (
-            f"{backend.name}: matrix products use BF16, those of the other rows {precision}: less exact; --precision "
-            "fp32 compares them alike"
+            f"{backend.name}: floating-point products are in BF16, those of the other rows in {precision}: less exact; "
+            "--precision fp32 compares them alike"
         )
 
 

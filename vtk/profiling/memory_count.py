@@ -55,7 +55,8 @@ def count_memory(
             from vtk.profiling.openvino_memory import memory_of_ir as memory_of
         else:
             from vtk.profiling.onnx_memory import memory_of_onnx as memory_of
-        weights, live = memory_of(file, {n: tuple(v.shape) for n, v in inputs.items()})
+        called = getattr(backend, "file_name", str)
+        weights, live = memory_of(file, {called(n): tuple(v.shape) for n, v in inputs.items()})
         return Counted(weights, None if live is None else live + images)
     live = live_peak(call)
     return Counted(_weights(backend, file), None if live is None else live + images)

@@ -1,7 +1,7 @@
 """Counts the memory of an OpenVINO model's weights and of its live values, from the graph of its IR file.
 
-As the graph stands in the file, as `onnx_memory` does of an ONNX file: what OpenVINO fuses needs less, and weights that it
-rounds to bf16 or puts into an order of its own are another copy.
+As the graph stands in the file, as `onnx_memory` does of an ONNX file: what OpenVINO fuses needs less, and weights that
+it rounds to bf16 or puts into an order of its own are another copy.
 """
 
 from collections import Counter

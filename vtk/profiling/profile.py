@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 
 from vtk import console
+from vtk.data.pinning import parse_cores, pinned, show_cores
 from vtk.errors import UsageError
 from vtk.evaluation.config import FP8_BACKENDS
 from vtk.filesets import open_folder
@@ -88,6 +89,7 @@ def profile(
 
             require("matplotlib")
             stack.enter_context(open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite))
+        config = replace(config, threads=stack.enter_context(pinned(config.cpus, config.threads)))
         opened = open_with_notes(source, many=True, **opening)
         trust = opening.get("trust", False)
         reference = None if config.reference is None else open_source(config.reference, trust=trust)
@@ -159,7 +161,7 @@ def run(
         model=source.card.model.name,
         input_shape=shape,
         device=str(device),
-        device_name=device_name(str(device)),
+        device_name=device_name(str(device)) + (f", cores {_cores(config)}" if config.cpus else ""),
         precision=config.precision,
         threads=threads,
         duration_s=config.duration,
@@ -188,6 +190,10 @@ def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
     cuda = device.type == "cuda"
     names = ("eager", "compile", "fused", "ort-cuda" if cuda else "ort-cpu")
     return tuple(name for name in names if supports(name, kind))
+
+
+def _cores(config: ProfileConfig) -> str:
+    return show_cores(parse_cores(config.cpus or ""))
 
 
 def find_ceilings(config: ProfileConfig, device: torch.device, threads: int) -> Ceilings | None:

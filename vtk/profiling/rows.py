@@ -24,7 +24,7 @@ def heading(backend: BackendResult) -> str:
     """Return a back-end's name, provider, load time and largest output difference, or why it has no numbers."""
     if backend.reason:
         return f"{backend.name}: {backend.status}: {backend.reason}"
-    parts = [backend.provider, *([f"products in {backend.arithmetic}"] if backend.arithmetic in DTYPES else [])]
+    parts = [backend.provider, *([f"floats in {backend.arithmetic}"] if backend.arithmetic in DTYPES else [])]
     if backend.prepare_s is not None:
         what = "ONNX export" if needs_onnx(backend.name) else "compiled ahead of time in"
         parts.append(f"{what} {backend.prepare_s:.1f} s")

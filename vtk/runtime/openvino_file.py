@@ -23,6 +23,7 @@ GRAPH_DIGEST, WEIGHTS_DIGEST = ("vtk", "graph_sha256"), ("vtk", "weights_sha256"
 _LARGEST = 256 << 20
 """Bytes of the XML file: that of a ViT of 24 blocks has three million."""
 _MAX_CLASSES = 1 << 20
+_FLOATS = ("FP32", "FP16", "BF16")
 _AGAIN = "keep model.xml and model.bin together, or export it again"
 
 
@@ -41,7 +42,8 @@ def open_openvino(path: Path) -> Source:
         return _open_foreign(path, name, graph)
     card = Card.from_json(graph.info[described], path)
     facts = read_facts({export_facts.KEY: graph.info[facts_of]} if facts_of in graph.info else {}, path)
-    image, logits = _value(graph.inputs, "pixel_values"), _value(graph.outputs, "logits", "probabilities")
+    image = _value(graph.inputs, facts.name("pixel_values"))
+    logits = _value(graph.outputs, facts.name("logits"), facts.name("probabilities"))
     found, expected = list[int | None](), list[int | None]()
     if image is not None:
         axes = 1 if facts.dynamic_size else 3
@@ -50,8 +52,8 @@ def open_openvino(path: Path) -> Source:
     if logits is not None:
         found += logits.shape[1:]
         expected.append(len(card.classes))
-    raw = facts.preprocessing and _value(graph.inputs, "images") is not None
-    features = _value(graph.outputs, "features") is not None
+    raw = facts.preprocessing and _value(graph.inputs, facts.name("images")) is not None
+    features = _value(graph.outputs, facts.name("features")) is not None
     if found != expected or not (image or raw) or not (logits or features):
         raise DataError(f"{path}: its card says (channels, height, width, classes) {expected}, its graph {found}; it "
                         "was edited, export it again")  # fmt: skip
@@ -98,21 +100,32 @@ def check_weights(path: Path, graph: IrGraph) -> str:
 
 
 def _open_foreign(path: Path, name: str, graph: IrGraph) -> Source:
-    """Open a model of another program: one input of images and one output of logits, whatever their names."""
-    shapes = [[(value.names[:1], value.shape) for value in values] for values in (graph.inputs, graph.outputs)]
-    image = graph.inputs[0].shape if len(graph.inputs) == 1 else ()
-    logits = graph.outputs[0].shape if len(graph.outputs) == 1 else ()
-    if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
-        raise DataError(f"{path} has the inputs {shapes[0]} and the outputs {shapes[1]}; this toolkit runs one input "
-                        "(batch, channels, height, width) of a fixed size to one output (batch, classes)")  # fmt: skip
-    chans, height, width = (side or 0 for side in image[1:])
-    if chans > MAX_CHANNELS or height * width > MAX_PIXELS or logits[1] > _MAX_CLASSES:
-        raise DataError(f"{path} says that it takes {image} and gives {logits}; the most is {MAX_CHANNELS} channels, "
-                        f"{MAX_PIXELS:,} pixels and {_MAX_CLASSES:,} classes: was it damaged?")  # fmt: skip
+    """Open a model of another program, whatever it calls its images and its logits (`foreign_names`)."""
+    images = [value for value in graph.inputs if len(value.shape) == 4 and value.dtype in _FLOATS]
+    answers = [value for value in graph.outputs if len(value.shape) == 2]
+    image = _value(graph.inputs, "pixel_values") or (images[0] if len(images) == 1 else None)
+    answer = _value(graph.outputs, "logits", "probabilities") or (answers[0] if len(answers) == 1 else None)
+    taken, given = image.shape if image else (), answer.shape if answer else ()
+    if len(taken) != 4 or not all(taken[1:]) or len(given) != 2 or not given[1]:
+        shapes = [[list(value.shape) for value in values] for values in (graph.inputs, graph.outputs)]
+        raise DataError(f"{path} takes {shapes[0]} and gives {shapes[1]}; this toolkit runs models with one input of "
+                        "images (batch, channels, height, width) of a fixed size, and one output (batch, classes) or "
+                        "one called `logits`")  # fmt: skip
+    chans, height, width = (side or 0 for side in taken[1:])
+    if width in (1, 3, 4) and chans > width:
+        raise DataError(f"{path} takes images as (batch, height, width, channels), {list(taken)}; this toolkit runs "
+                        "models that take (batch, channels, height, width)")  # fmt: skip
+    if chans > MAX_CHANNELS or height * width > MAX_PIXELS or given[1] > _MAX_CLASSES:
+        raise DataError(f"{path} says that it takes {list(taken)} and gives {list(given)}; the most is {MAX_CHANNELS} "
+                        f"channels, {MAX_PIXELS:,} pixels and {_MAX_CLASSES:,} classes: was it damaged?")  # fmt: skip
+    names = {}
+    if image and image.names and "pixel_values" not in image.names:
+        names["pixel_values"] = image.names[0]
+    if answer and answer.names and {"logits", "probabilities"}.isdisjoint(answer.names):
+        names["logits"] = answer.names[0]
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
-    card = Card(ModelSpec("openvino"), spec, tuple(map(str, range(logits[1]))))
-    kind = {"FP16": "fp16", "BF16": "bf16"}.get(graph.inputs[0].dtype, "fp32")
-    return Source("openvino", name, path, card, described=False, facts=Facts(kind))
+    card = Card(ModelSpec("openvino"), spec, tuple(map(str, range(given[1]))))
+    return Source("openvino", name, path, card, described=False, facts=Facts(names=names))
 
 
 def _value(values: tuple[Value, ...], *names: str) -> Value | None:

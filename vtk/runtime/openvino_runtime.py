@@ -1,7 +1,7 @@
 """Compiles ONNX and IR files with OpenVINO for the CPU, with explicit settings, and keeps what was compiled.
 
-OpenVINO chooses precision, threads and pinning by the machine it runs on; here all of them are given, so that two machines
-with the same flags compute the same. A compiled model is kept under the toolkit's home by the content of its files, the
+OpenVINO chooses precision, threads and pinning by the machine it runs on; here all of them are given, so that the same
+flags mean the same on two machines. A compiled model is kept under the toolkit's home by the content of its files, the
 settings, OpenVINO's version and the processor.
 """
 
@@ -42,7 +42,30 @@ def core() -> Any:
     with importing("OpenVINO's Python package does not load here ({error}); install it again: pip install openvino"):
         import openvino
 
+        _cores.update(_usable())
         return openvino.Core()
+
+
+_cores: set[int] = set()
+"""Cores of the process when OpenVINO was started in it: its threads keep to them."""
+
+
+def _usable() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def check_cores() -> None:
+    """Refuse to run where OpenVINO's threads would not be on the cores that the process was pinned to since.
+
+    Raises:
+        UsageError: OpenVINO was started in this process while it had other cores.
+    """
+    core()
+    if _cores != (now := _usable()):
+        raise UsageError(
+            f"OpenVINO was started in this process on cores {sorted(_cores)} and its threads stay there; the process "
+            f"is on {sorted(now)} now: run it in a process of its own"
+        )
 
 
 def version() -> str:
@@ -87,8 +110,8 @@ def settings(precision: str, threads: int, streams: int = 1) -> dict[str, Any]:
         threads: of all streams together.
         streams: calls that run at once, each on its share of the threads.
 
-    Threads are not pinned by OpenVINO: two processes would pin theirs to the same cores. They stay on the cores that the
-    process may use.
+    Threads are not pinned by OpenVINO: two processes would pin theirs to the same cores. They stay on the cores that
+    the process may use.
     """
     return {
         "INFERENCE_PRECISION_HINT": PRECISIONS[precision],
@@ -118,15 +141,14 @@ def compile_file(path: Path, *, precision: str, threads: int, streams: int = 1, 
         An ``openvino.CompiledModel``.
 
     Raises:
-        UsageError: a precision, or more streams than threads.
+        UsageError: a precision, more streams than threads, or a process that has moved to other cores.
         UnavailableError: OpenVINO is not installed, or bf16 is requested on a processor without it.
         DataError: OpenVINO cannot read or compile the file.
     """
     check_precision(precision)
+    check_cores()
     if not 1 <= streams <= threads:
-        raise UsageError(
-            f"{streams} streams on {threads} threads: give each stream a thread, from 1 to {threads} streams"
-        )
+        raise UsageError(f"{streams} streams on {threads} threads: each needs a thread of its own; give 1 to {threads}")
     properties = settings(precision, threads, streams)
     kept = _place(path, properties) if cache else None
     if kept is not None and (compiled := _load(kept, properties)) is not None:

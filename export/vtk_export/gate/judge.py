@@ -16,7 +16,7 @@ from vtk.errors import VerificationError
 from vtk.runtime.backends.base import predictor
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.limits import Limits
-from vtk_export.gate.verify import open_sessions, reference_outputs
+from vtk_export.gate.verify import Sessions, open_sessions, reference_outputs
 
 _BATCH = 16
 
@@ -62,6 +62,7 @@ def judge(
     *,
     names: Sequence[str],
     threads: int | None,
+    sessions: Sessions | None = None,
 ) -> Judgement:
     """Run the file, as a server would, and PyTorch on all images.
 
@@ -72,9 +73,10 @@ def judge(
         spec: preprocessing.
         names: of the file's outputs.
         threads: CPU threads.
+        sessions: opens the file, by default in ONNX Runtime.
     """
     cosines, mine, theirs, places = [], [], [], []
-    with open_sessions(path, threads, optimize=(True,)) as (session,):
+    with sessions() if sessions else open_sessions(path, threads, optimize=(True,)) as (session,):
         predict = predictor(session)
         for images, indices in photographs.batches(spec, session.batch or _BATCH):
             got = predict(images).float().cpu()

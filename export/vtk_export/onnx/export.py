@@ -36,7 +36,7 @@ from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.preproc_gate import add_preproc, gate_preproc
 from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README, onnx_page
-from vtk_export.targets import describe_oldest, oldest
+from vtk_export.targets import describe_oldest, oldest, parse_target
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -87,8 +87,10 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether TensorRT has the file's operators: it lacks ranges computed per run and antialiased resizing."""
-        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
+        """Whether TensorRT takes the file: it has no zero points but 0, and no antialiased resizing."""
+        target = parse_target(self.facts.target) if self.facts.target else None
+        symmetric = not self.facts.int8 or (target is not None and target.kind == "trt")
+        return symmetric and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -156,9 +158,9 @@ def export_onnx(
         if config.with_preproc:
             console.stage("putting the preprocessing into the graph")
             if other is not None:
-                other = add_preproc(other, card, other.path.parent)
+                other = add_preproc(other, card, other.path.parent, spec.names)
                 drift = gate_preproc(other, inputs, spec, options)
-            file = add_preproc(file, card, folder)
+            file = add_preproc(file, card, folder, spec.names)
             drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
@@ -178,7 +180,7 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
         card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
         in_graph=config.with_preproc,
         half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
-        sizes=file.sizes, verified=file.facts.verified,
+        sizes=file.sizes, verified=file.facts.verified, called=file.facts.names,
     )  # fmt: skip
     write_text(folder / README, page)
 

@@ -1,7 +1,7 @@
 """Runs ONNX files and OpenVINO's IR with OpenVINO on the CPU, products in fp32 or bf16, int8 where the file has it."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,6 +15,7 @@ from vtk.runtime.source import Source
 
 _OPTIONS = ("raw", "cache", "streams")
 _LOGITS = {"logits", "probabilities"}
+_KNOWN = _LOGITS | {"pixel_values", "images", "task", "num_classes", "features", "unknown"}
 
 
 class OpenvinoBackend:
@@ -29,22 +30,22 @@ class OpenvinoBackend:
 
     name = "openvino"
     dtype = torch.float32
+    fewer = ""
 
     def __init__(self, compiled: Any, source: Source, precision: str, *, raw: bool = False) -> None:
         self.compiled, self.device, self.load_s = compiled, torch.device("cpu"), 0.0
         self.arithmetic = "" if precision == "fp32" else precision
-        self.apart = source.facts.apart
+        self.apart, self._facts = source.facts.apart, source.facts
         self._request = compiled.create_infer_request()
-        self.outputs = [value.any_name for value in compiled.outputs]
-        inputs = {value.any_name: value for value in compiled.inputs}
+        self.outputs = terms_of(compiled.outputs, source, "logits")
+        inputs = dict(zip(terms_of(compiled.inputs, source, "pixel_values"), compiled.inputs, strict=True))
         self.has_task = "task" in inputs
         self.input: str = next((name for name in inputs if name != "task"), "")
-        if len(inputs) != 1 + self.has_task or (not raw and (
-            self.input != "pixel_values" or not _LOGITS.intersection(self.outputs)
-        )):  # fmt: skip
+        known = self.input == "pixel_values" and bool(_LOGITS.intersection(self.outputs))
+        if len(inputs) != 1 + self.has_task or not (raw or known):
             raise DataError(
                 f"{source.path} has inputs {list(inputs)} and outputs {self.outputs}; "
-                "this toolkit runs files with one input `pixel_values` and an output `logits`"
+                "this toolkit runs files with one input of images and an output of logits"
             )
         self._types = {name: _torch_type(value, source) for name, value in inputs.items()}
         self._shape = inputs[self.input].partial_shape
@@ -93,13 +94,15 @@ class OpenvinoBackend:
             streams=int(options.get("streams", 1)), cache=bool(options.get("cache", True)),
         )  # fmt: skip
         backend = cls(compiled, source, precision, raw=raw)
+        if (used := int(compiled.get_property("INFERENCE_NUM_THREADS"))) < (threads or used):
+            backend.fewer = f", {used} of {threads} threads"
         backend.load_s = time.perf_counter() - start
         return backend
 
     @property
     def provider(self) -> str:
-        """``OpenVINO VERSION cpu``."""
-        return f"OpenVINO {runtime.version().partition('-')[0]} cpu"
+        """``OpenVINO VERSION cpu``, and the threads where it takes fewer than requested: one a core at most."""
+        return f"OpenVINO {runtime.version().partition('-')[0]} cpu{self.fewer}"
 
     def run(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Map the file's input, any floating type and device, to its outputs, as `OrtCpuBackend.run` does.
@@ -111,8 +114,10 @@ class OpenvinoBackend:
             raise UsageError("this back-end is closed; load it again")
         if self.has_task and "task" not in inputs:
             raise UsageError("this file holds many tasks and needs `task`, the number of each image's task")
+        # by their places: the file may call them otherwise, or not at all
         feeds = {
-            name: inputs[name].detach().to(self.device, kind).contiguous().numpy() for name, kind in self._types.items()
+            i: inputs[name].detach().to(self.device, kind).contiguous().numpy()
+            for i, (name, kind) in enumerate(self._types.items())
         }
         try:
             # outputs are copied: the request writes the next call's into the same memory
@@ -124,12 +129,34 @@ class OpenvinoBackend:
             ) from error
         return with_logits(dict(zip(self.outputs, map(torch.from_numpy, results.values()), strict=True)))
 
+    def file_name(self, term: str) -> str:
+        """Return what the file calls an input or output."""
+        return self._facts.name(term)
+
     def synchronize(self) -> None:
         """Do nothing: a call returns when the result is complete."""
 
     def close(self) -> None:
         """Drop the compiled model and its memory."""
         self._request = self.compiled = None
+
+
+def terms_of(values: Sequence[Any], source: Source, only: str) -> list[str]:
+    """Return what this toolkit calls inputs or outputs of a model, each of which may have several names, or none.
+
+    Args:
+        values: of the compiled model.
+        source: of the model.
+        only: what the one input or output of another program's model is.
+    """
+    if len(values) == 1 and not source.described and not _KNOWN.intersection(values[0].names):
+        return [only]
+    found = []
+    for value in values:
+        names = sorted(value.names)
+        renamed = [source.facts.term(name) for name in names if source.facts.term(name) != name]
+        found.append((renamed or [name for name in names if name in _KNOWN] or names or [""])[0])
+    return found
 
 
 def _torch_type(value: Any, source: Source) -> torch.dtype:

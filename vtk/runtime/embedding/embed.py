@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from vtk.runtime.run_conditions import conditions_of
 from vtk.runtime.source import Source
 from vtk.text import one_line
 
-FEATURES = "features"
+FEATURES: Final = "features"
 """Name of the features among the outputs of an exported file."""
 _NO_NUMBER = "the model's features are infinite or NaN"
 _EXPORT = "give the pack, or a file of `vtk export onnx --output features`"
@@ -184,7 +184,9 @@ class _Run:
         rows = self.features(images).float().cpu()
         if rows.ndim != 2:
             shape = tuple(rows.shape[1:])
-            raise UsageError(f"the model gives {shape} numbers for an image; embeddings need pooled features (channels)")
+            raise UsageError(
+                f"the model gives {shape} numbers for an image; embeddings need pooled features (channels)"
+            )
         right = rows.isfinite().all(1)
         if not (bool(right.any()) or self.count) and len(rows) > 1:
             check_finite(rows, describe(self.backend))  # it is the model's fault, not an image's

@@ -36,6 +36,7 @@ class OutcomeOptions(TrackOptions):
         Option("held-out metric that chooses the best epoch; auto: top1, or mAP with --multi-label"),
     ] = "auto"
     patience: Annotated[int | None, Option("early stopping: epochs without improvement (default: off)", least=1)] = None
+
     def _metric_of(self, multi_label: bool) -> str:
         """Return the name of the metric, also for ``auto``."""
         known = choice.names(multi_label)

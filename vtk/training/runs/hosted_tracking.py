@@ -157,7 +157,11 @@ class WandB(HostedTracker):
         )  # fmt: skip
         self._tracker.start()
         run = self._tracker.run
-        return {"id": key, "project": str(run.project)}, range(int(run.step)), str(run.url or f"wandb sync {Path(run.dir).parent}")
+        return (
+            {"id": key, "project": str(run.project)},
+            range(int(run.step)),
+            str(run.url or f"wandb sync {Path(run.dir).parent}"),
+        )
 
     def log(self, scalars: Mapping[str, float], epoch: int) -> None:
         """Add the scalars of an epoch."""

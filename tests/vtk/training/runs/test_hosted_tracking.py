@@ -129,7 +129,12 @@ def test_a_damaged_record_is_no_record(tmp_path, text):
 def test_only_the_local_files_of_the_runs_own_trackers_are_cleared(tmp_path):
     hosted.write_record(tmp_path, "wandb", {"id": "abc1"})
     hosted.write_record(tmp_path, "mlflow", {"run_id": "def2", "store": "file:///x"})
-    for name in ("wandb/offline-run-1-abc1/files/a", "wandb/run-2-other/a", "mlruns/7/def2/meta.yaml", "mlruns/7/e/meta.yaml"):
+    for name in (
+        "wandb/offline-run-1-abc1/files/a",
+        "wandb/run-2-other/a",
+        "mlruns/7/def2/meta.yaml",
+        "mlruns/7/e/meta.yaml",
+    ):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("")
     (tmp_path / "wandb" / "latest-run").symlink_to("offline-run-1-abc1")
