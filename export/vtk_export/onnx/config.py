@@ -5,8 +5,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from vtk.errors import UsageError
+from vtk.evaluation.config import check_risk
 from vtk.options import Config, Option
-from vtk.options.shared import Int8, MaxDrop, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
+from vtk.options.shared import (
+    AutoThreshold,
+    Int8,
+    MaxDrop,
+    Out,
+    Overwrite,
+    ProfileSizes,
+    Risk,
+    Softmax,
+    SourceOptions,
+)
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import IrVersion, PrecisionConfig
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
@@ -30,6 +41,8 @@ class OnnxConfig(PrecisionConfig):
     ] = False
     ir_version: IrVersion = None
     softmax: Softmax = False
+    threshold: AutoThreshold = None
+    risk: Risk = None
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
@@ -69,6 +82,11 @@ class OnnxConfig(PrecisionConfig):
                 "`--with-preproc` resizes images to the model's size, which --dynamic-size leaves open; leave one out"
             )
         self._check_target()
+        check_risk(self.threshold, self.risk)
+        if self.threshold and self.output == "features":
+            raise UsageError(
+                "`--threshold` applies to logits, which `--output features` lacks; give --output both or logits"
+            )
         self.names  # noqa: B018 - refuses what the file does not have
         if self.softmax and self.output == "features":
             raise UsageError(
@@ -118,7 +136,7 @@ class OnnxConfig(PrecisionConfig):
         outputs = {"logits": (first,), "features": ("features",), "both": (first, "features")}[self.output]
         image = "images" if self.with_preproc else "pixel_values"
         names = parse_names(self.input_name, self.output_name, image=image, answer=outputs[0])
-        return check_names(names, (image,), outputs)
+        return check_names(names, (image,), (*outputs, *(("unknown",) if self.threshold else ())))
 
     @property
     def ir(self) -> int:

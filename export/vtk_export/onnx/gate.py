@@ -96,7 +96,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     try:
         rows, remarks = verify_values(
             file.path, file.model, inputs.images, batches=inputs.batches, threads=options.threads, names=file.names,
-            limits=limits,
+            limits=limits, temperature=card.temperature,
         )  # fmt: skip
         rows += _other_rows(file, inputs, spec, options, limits)
         rows += _openvino_rows(file, inputs, options)
@@ -121,7 +121,8 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     chosen = judged_images(inputs.given, file.facts, spec.max_drop)
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(card))
     console.stage(f"measuring top-1 agreement on {len(photographs.paths)} images")
-    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads)
+    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads,
+                      temperature=card.temperature)  # fmt: skip
     console.say(judgement.describe())
     if file.facts.fp8:  # one image more or less is not passed over
         check_agreement(round(judgement.agreement * judgement.count), judgement.count, judgement.what, "--dtype fp16")
@@ -185,7 +186,7 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=options.threads,
-                                 names=file.names, limits=limits)  # fmt: skip
+                                 names=file.names, limits=limits, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
         check_odd_sizes(file, card.input, spec, options)

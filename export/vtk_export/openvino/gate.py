@@ -95,8 +95,9 @@ def verify(
     limits, sessions = limits_of(file, precision), opener(file.path, precision, options.threads)
     console.stage(f"comparing the file in {precision} with PyTorch at {len(inputs.batches)} batch sizes")
     rows, remarks = verify_values(
-        file.path, file.model, inputs.images, batches=inputs.batches, names=file.names, limits=limits, sessions=sessions
-    )
+        file.path, file.model, inputs.images, batches=inputs.batches, names=file.names, limits=limits,
+        sessions=sessions, temperature=inputs.card.temperature,
+    )  # fmt: skip
     rows += _other_rows(file, inputs, spec, options, limits, sessions)
     if show or not all(row.passed for row in rows):
         print_rows(rows, precision)
@@ -123,7 +124,7 @@ def verify(
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(inputs.card))
     console.stage(f"measuring top-1 agreement in {precision} on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, inputs.card.input, names=file.names, threads=options.threads,
-                      sessions=sessions)  # fmt: skip
+                      sessions=sessions, temperature=inputs.card.temperature)  # fmt: skip
     console.say(f"{precision}: {judgement.describe()}")
     check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(result, judgement=judgement)
@@ -178,7 +179,7 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), names=file.names, limits=limits,
-                                 sessions=sessions)  # fmt: skip
+                                 sessions=sessions, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
         check_odd_sizes(file, card.input, spec, options, sessions)
