@@ -49,6 +49,8 @@ from vtk_export.aoti.config import AotiConfig as AotiConfig
 from vtk_export.aoti.export import export_aoti as export_aoti
 from vtk_export.onnx.config import OnnxConfig as OnnxConfig
 from vtk_export.onnx.export import export_onnx as export_onnx
+from vtk_export.openvino.config import OpenvinoConfig as OpenvinoConfig
+from vtk_export.openvino.export import export_openvino as export_openvino
 from vtk_export.tasks.config import TasksConfig as TasksConfig
 from vtk_export.tasks.export import export_tasks as export_tasks
 from vtk_export.tensorrt.config import TensorrtConfig as TensorrtConfig

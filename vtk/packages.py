@@ -62,6 +62,8 @@ PACKAGES: Mapping[str, Package] = {
         "tritonclient", "`vtk export triton` and `vtk profile --server --protocol grpc`", "'tritonclient[grpc]'"
     ),
     "tensorboard": Package("tensorboard", "runs with `--track tensorboard`"),
+    "mlflow": Package("mlflow-skinny", "runs with `--track mlflow`"),
+    "wandb": Package("wandb", "runs with `--track wandb`"),
     "pynvml": Package("nvidia-ml-py", "clocks and energy in `vtk profile` on a GPU"),
 }
 """By the name that is imported."""

@@ -21,14 +21,15 @@ def run(name: str, argv: list[str]) -> int:
 def _push(argv: list[str]) -> int:
     config = _cli.parse(
         PushConfig, argv, prog="vtk tasks push", description=HELP["push"], positional=("pack", "repo_id"),
-        examples=("vtk tasks push runs/pets/task me/pets-vit", "vtk tasks push runs/pets me/pets-vit --with-base"),
+        examples=("vtk tasks push runs/pets/task me/pets-vit", "vtk tasks push runs/pets me/pets-vit --with-base",
+                  "vtk tasks push runs/pets me/pets-vit --format timm"),
     )  # fmt: skip
     token = _token(config.token_env)
     from vtk.packs.hub import push_task
 
     made = push_task(
         config.pack, config.repo_id, private=config.private, revision=config.revision, license=config.license,
-        with_base=config.with_base, base=config.base, token=token,
+        with_base=config.with_base, format=config.format, base=config.base, token=token,
     )  # fmt: skip
     total = sum(made.files.values())
     rows = [(name, console.size(size)) for name, size in made.files.items()]

@@ -13,7 +13,7 @@ from vtk.packs.config import DiffConfig, ListConfig, MergeConfig
 _HELP = {
     "list": "list the packs under folders: model, size, classes, accuracy, base, bytes, rank",
     "diff": "compare a pack with its base or with another pack",
-    "merge": "merge base and pack into one checkpoint, which plain timm loads",
+    "merge": "merge base and pack into one checkpoint, or a folder that timm and transformers load",
     "bench": "measure several packs on one base against as many separate models",
     **_peft_tasks.HELP,
     **_hub_tasks.HELP,
@@ -105,11 +105,16 @@ def run_diff(argv: list[str]) -> int:
 
 
 def run_merge(argv: list[str]) -> int:
-    """Merge base and pack into one checkpoint."""
+    """Merge base and pack into one checkpoint, or into a folder for timm and transformers."""
     config = _cli.parse(
         MergeConfig, argv, prog="vtk tasks merge", description=_HELP["merge"], positional=("pack",),
-        examples=("vtk tasks merge runs/pets/task --out pets.safetensors",),
+        examples=("vtk tasks merge runs/pets/task --out pets.safetensors",
+                  "vtk tasks merge runs/pets/task --format timm --out pets-timm"),
     )  # fmt: skip
+    if config.format != "file":
+        from vtk.commands import _merge_folder
+
+        return _merge_folder.run(config)
     from vtk.packs.checkpoint_readme import page_beside
     from vtk.packs.merge import merge_task
     from vtk.packs.plain import plain_call

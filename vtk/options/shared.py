@@ -144,7 +144,21 @@ Int8 = Annotated[
 CalibrationImages = Annotated[
     int, Option("number of images of --data to calibrate on (--int8 static, --dtype fp8)", "format", least=1)
 ]
-Softmax = Annotated[bool, Option("output `probabilities` instead of `logits`", "format")]
+MaxDrop = Annotated[
+    float | None,
+    Option("--int8 static: keep products in float until int8 changes the class of at most POINTS % of images", "format",
+           metavar="POINTS", above=0, below=100),
+]  # fmt: skip
+Softmax = Annotated[bool, Option("output `probabilities` (calibrated by the card) instead of `logits`", "format")]
+AutoThreshold = Annotated[
+    Literal["auto"] | None,
+    Option('auto: "unknown" where the score is below one chosen for --risk', "output", often=True),
+]
+Risk = Annotated[
+    float | None,
+    Option("--threshold auto: largest share of errors among the answers given (default: 0.02)", "output", above=0,
+           below=1),
+]  # fmt: skip
 
 # ---- running, judging and measuring a model
 RunBackend = Annotated[

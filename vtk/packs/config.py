@@ -6,9 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import Base, ImgSize, Out, OutFile, Overwrite, RunDevice, Seed, Workers
+from vtk.options.shared import Base, Folder, ImgSize, Out, Overwrite, RunDevice, Seed, Workers
 
 PackDtype = Literal["fp32", "bf16", "int8"]
+FolderFormat = Literal["timm", "hf"]
+MergeFormat = Literal["file", "timm", "hf"]
+_MERGED = Option(
+    "merged model as a folder for timm and transformers (hf: in its own classes where possible)", often=True
+)
 Pack = Annotated[Path, Option("a pack, a bundle, or a run folder (its best pack)", "source", often=True)]
 RepoId = Annotated[str, Option("USER/NAME on the hub", "hub", often=True, nonempty=True)]
 TokenEnv = Annotated[
@@ -43,10 +48,11 @@ class DiffConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig(Config):
-    """The pack to merge into one checkpoint."""
+    """The pack to merge into one checkpoint, or into a folder that other libraries load."""
 
     pack: Pack
-    out: OutFile
+    out: Annotated[Path, Option("file to write; a folder with --format timm or hf", "output", often=True)]
+    format: Annotated[MergeFormat, _MERGED] = "file"
     base: Base = None
     overwrite: Overwrite = False
 
@@ -59,6 +65,18 @@ class BundleConfig(Config):
     out: Out
     base: Base = None
     overwrite: Overwrite = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(Config):
+    """The pack to calibrate, and held-out images."""
+
+    pack: Pack
+    data: Folder
+    base: Base = None
+    device: RunDevice = None
+    workers: Workers = None
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,13 +201,16 @@ class PushConfig(Config):
         str | None, Option("license identifier for the model card, such as apache-2.0", often=True, nonempty=True)
     ] = None
     with_base: Annotated[bool, Option("also upload the base tensors it needs, as in `vtk tasks bundle`")] = False
+    format: Annotated[FolderFormat | None, _MERGED] = None
     base: Base = None
     token_env: TokenEnv = None
 
     def check(self) -> None:
         """Refuse options that would have no effect."""
-        if self.base is not None and not self.with_base:
-            raise UsageError("`--base` has no effect without --with-base; add that, or leave --base out")
+        if self.base is not None and not self.with_base and self.format is None:
+            raise UsageError(
+                "`--base` has no effect without --with-base or --format; add one of these, or leave --base out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

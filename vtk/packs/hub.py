@@ -13,13 +13,17 @@ from vtk.files import replace_dir
 from vtk.packs.base_files import BUNDLED, base_keys, bundled_base
 from vtk.packs.bundle import PACK_FILES, PACK_MARKS, bundle_task, claim_out
 from vtk.packs.cards import CARD, HASHES, TENSORS, find_pack
+from vtk.packs.config import FolderFormat
 from vtk.packs.factors import read_pack
 from vtk.packs.hub_card import LIBRARY, public_card, readme
 from vtk.packs.hub_errors import check_online, check_repo_id, client, translate_errors
-from vtk.packs.load import base_needs
+from vtk.packs.load import base_needs, load_task
+from vtk.packs.merged_folder import FOLDER_FILES, Form, write_form
 from vtk.packs.pack import update_card
 
 README = "README.md"
+OWN_FILES = PACK_FILES | FOLDER_FILES
+"""Files beside the README that a push uploads, and deletes if it has them no more."""
 # files that a repository may hold without being another model
 _NEUTRAL = re.compile(r"\.git\w*|README\.md|LICEN[CS]E(\.\w+)?", re.IGNORECASE)
 
@@ -60,13 +64,14 @@ def push_task(
     revision: str | None = None,
     license: str | None = None,
     with_base: bool = False,
+    format: FolderFormat | None = None,
     base: Path | None = None,
     token: str | None = None,
 ) -> Upload:
     """Upload a pack in one commit; the repository is created if it does not exist.
 
-    Only the files of the pack and a ``README.md`` are uploaded, the card without private paths. Files of an earlier
-    push that this one lacks are deleted in the same commit.
+    Only the files of the pack, with ``format`` those of the merged model, and a ``README.md`` are uploaded, the card
+    without private paths. Files of an earlier push that this one lacks are deleted in the same commit.
 
     Args:
         path: a pack, a bundle, or a run folder (its best pack).
@@ -75,13 +80,15 @@ def push_task(
         revision: branch to commit to, created if it does not exist.
         license: license identifier for the model card, such as ``apache-2.0``.
         with_base: also upload the base tensors that the pack needs (`vtk.packs.bundle.bundle_task`).
-        base: file with the base weights for ``with_base``; by default they are looked up.
+        format: also upload the merged model for timm and transformers (`vtk.packs.merged_folder.merge_folder`).
+        base: file with the base weights for ``with_base`` and ``format``; by default they are looked up.
         token: of the hub; by default that of its login or ``HF_TOKEN``.
 
     Raises:
         UsageError: an invalid name, or the repository holds another model.
         DataError: the pack is damaged, or the hub refused.
         BaseError: no base fits.
+        VerificationError: timm or transformers does not load the merged model as it is.
         UnavailableError: the hub cannot be reached.
     """
     check_repo_id(repo_id)
@@ -93,9 +100,10 @@ def push_task(
         copy = Path(folder) / "pack"
         _copy(find_pack(path), copy, with_base=with_base, base=base)
         card = public_card(check_pack(copy))
+        form = None if format is None else write_form(copy, card, load_task(copy, base=base).model, format)
         check_online()
         with translate_errors(repo_id, revision):
-            return _upload(copy, card, repo_id, private=private, revision=revision, license=license, token=token)
+            return _upload(copy, card, repo_id, form, private=private, revision=revision, license=license, token=token)
 
 
 def pull_task(
@@ -172,8 +180,9 @@ def _copy(pack: Path, copy: Path, *, with_base: bool, base: Path | None) -> None
 
 
 def _upload(
-    copy: Path, card: Card, repo_id: str, *, private: bool, revision: str | None, license: str | None, token: str | None
-) -> Upload:
+    copy: Path, card: Card, repo_id: str, form: Form | None, *, private: bool, revision: str | None,
+    license: str | None, token: str | None,
+) -> Upload:  # fmt: skip
     hub = client()
     api = hub.HfApi(token=token, library_name=LIBRARY, library_version=__version__)
     url = api.create_repo(repo_id, private=True if private else None, exist_ok=True)
@@ -192,14 +201,14 @@ def _upload(
     (copy / README).write_text(
         readme(
             card, repo_id, tensors_bytes=(copy / TENSORS).stat().st_size, base_bytes=base_bytes, revision=revision,
-            license=license,
+            license=license, form=form,
         ),
         encoding="utf-8", newline="\n",
     )  # fmt: skip
     files = {file.name: file.stat().st_size for file in sorted(copy.iterdir())}
     # upload_folder may split an upload into several commits; a reader must never see files of two packs
     operations = [hub.CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(copy / name)) for name in files]
-    operations += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there & PACK_FILES - files.keys())]
+    operations += [hub.CommitOperationDelete(path_in_repo=name) for name in sorted(there & OWN_FILES - files.keys())]
     commit = api.create_commit(
         repo_id, operations, commit_message=f"Task pack of {LIBRARY} {__version__}", revision=revision
     )

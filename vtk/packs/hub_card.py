@@ -19,6 +19,8 @@ from vtk.console import percent, size
 from vtk.evaluation import choice
 from vtk.markdown import block, span
 from vtk.packs.factor_facts import drop_of, ranks_of
+from vtk.packs.folder_readme import timm_code, transformers_code
+from vtk.packs.merged_folder import Form
 from vtk.packs.readme import answer, class_list, preprocessing
 from vtk.text import printable
 
@@ -71,16 +73,18 @@ def base_model(card: Card) -> str | None:
     return found if found and _REPO.fullmatch(found) else None
 
 
-def front_matter(card: Card, name: str, license: str | None = None) -> dict[str, Any]:
+def front_matter(card: Card, name: str, license: str | None = None, form: Form | None = None) -> dict[str, Any]:
     """Return the metadata block that the hub reads.
 
     Args:
         card: of the pack.
         name: of the model, shown with its results.
         license: license identifier of the hub; there is no default, since the owner chooses it.
+        form: of the merged model beside the pack, which its library loads from the hub.
     """
+    library = LIBRARY if form is None else "transformers" if form.native else "timm"
     data: dict[str, Any] = {
-        "library_name": LIBRARY,
+        "library_name": library,
         "pipeline_tag": "image-classification",
         "tags": [LIBRARY, "timm", "vision-transformer", "task-pack"],
     }
@@ -102,7 +106,7 @@ def front_matter(card: Card, name: str, license: str | None = None) -> dict[str,
 
 def readme(
     card: Card, repo_id: str, *, tensors_bytes: int, base_bytes: int | None, revision: str | None = None,
-    license: str | None = None,
+    license: str | None = None, form: Form | None = None,
 ) -> str:  # fmt: skip
     """Return the page.
 
@@ -113,11 +117,12 @@ def readme(
         base_bytes: of ``base.safetensors``; None where it is not part of the upload.
         revision: the branch that it goes to, if not the main one.
         license: see `front_matter`.
+        form: see `front_matter`.
     """
     assert card.base is not None
     name = repo_id.rpartition("/")[2]
     local = f"tasks/{name}"
-    head = yaml.safe_dump(front_matter(card, name, license), sort_keys=False, allow_unicode=True, width=10**6)
+    head = yaml.safe_dump(front_matter(card, name, license, form), sort_keys=False, allow_unicode=True, width=10**6)
     where = f" --revision {shlex.quote(revision)}" if revision else ""
     source = card.base.source
     if base_bytes is not None:
@@ -146,6 +151,7 @@ def readme(
         f"## Use\n\n{block(f'vtk tasks pull {repo_id}{where} --out {local}', 'sh')}\n"
         f"Then `vtk eval {local} FOLDER` evaluates it, `vtk predict {local} IMAGES` labels images, and in Python:\n\n"
         + block(f'from vtk.packs import load_task\n\nmodel = load_task("{local}").model  # plain timm', "python"),
+        *_library_code(card, repo_id, revision, form),
         "## Model\n\n" + "".join(f"- {fact}\n" for fact in facts),
         preprocessing(card.input),
         answer(card),
@@ -158,6 +164,17 @@ def readme(
     if made or versions:
         parts.append(f"## How it was made\n\n{made}" + (f"With {span(versions)}.\n" if versions else ""))
     return "\n".join(parts)
+
+
+def _library_code(card: Card, repo_id: str, revision: str | None, form: Form | None) -> list[str]:
+    """Return the sections that load the merged model beside the pack."""
+    if form is None:
+        return []
+    sections = [f"## With transformers\n\n{transformers_code(card, repo_id, revision)}"]
+    if not form.native:
+        at = f"@{revision}" if revision else ""
+        sections.insert(0, f"## With timm\n\n{timm_code(card, f'hf-hub:{repo_id}{at}')}")
+    return sections
 
 
 def _metrics(card: Card) -> str:

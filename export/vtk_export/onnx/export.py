@@ -15,6 +15,7 @@ from torch import nn
 from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
+from vtk.evaluation.abstention import with_threshold
 from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
@@ -34,9 +35,10 @@ from vtk_export.onnx.build import File, build
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.preproc_gate import add_preproc, gate_preproc
+from vtk_export.onnx.unknown_gate import add_unknown, gate_unknown
 from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README, onnx_page
-from vtk_export.targets import describe_oldest, oldest
+from vtk_export.targets import describe_oldest, oldest, parse_target
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -87,8 +89,10 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether TensorRT has the file's operators: it lacks ranges computed per run and antialiased resizing."""
-        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
+        """Whether TensorRT takes the file: it has no zero points but 0, and no antialiased resizing."""
+        target = parse_target(self.facts.target) if self.facts.target else None
+        symmetric = not self.facts.int8 or (target is not None and target.kind == "trt")
+        return symmetric and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -135,7 +139,8 @@ def export_onnx(
     ):
         inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed,
                              static_batch=config.static_batch)  # fmt: skip
-        card = inputs.card
+        card = with_threshold(inputs.card, config.threshold, config.risk, source.name)
+        inputs = dataclasses.replace(inputs, card=card)
         if config.with_preproc:
             check_preproc(card.input)
 
@@ -162,6 +167,12 @@ def export_onnx(
             drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
+        if card.threshold is not None:
+            console.stage("appending the output `unknown`")
+            file = add_unknown(file, card, folder, spec.names)
+            gate_unknown(file, inputs, options)
+            if spec.for_tensorrt and spec.runtime is not None:
+                check(load(file.path), spec.runtime)
         _write_readme(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
         move(folder, config.out, command=_COMMAND)

@@ -13,9 +13,9 @@ from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
 from vtk.runtime.fp8_gate import check_agreement
 from vtk.runtime.photographs import Photographs
-from vtk_export.gate.images import GateInputs, card_images
+from vtk_export.gate.images import GateInputs, card_images, judged_images
 from vtk_export.gate.judge import check_judgement, judge
-from vtk_export.gate.limits import LIMITS, Limits
+from vtk_export.gate.limits import LIMITS, Limits, with_budget
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.gate.verify import (
     GateRow,
@@ -95,7 +95,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     try:
         rows, remarks = verify_values(
             file.path, file.model, inputs.images, batches=inputs.batches, threads=options.threads, names=file.names,
-            limits=limits,
+            limits=limits, temperature=card.temperature,
         )  # fmt: skip
         rows += _other_rows(file, inputs, spec, options, limits)
     except UnavailableError as error:
@@ -116,15 +116,15 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     if inputs.given is None:
         console.say(f"accuracy not measured; give --data to measure top-1 agreement of this {kind} file on images")
         return file
-    # not the images that it was calibrated on
-    chosen = inputs.given.calibration[1] if file.facts.calibrated else inputs.given.judging
+    chosen = judged_images(inputs.given, file.facts, spec.max_drop)
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(card))
     console.stage(f"measuring top-1 agreement on {len(photographs.paths)} images")
-    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads)
+    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads,
+                      temperature=card.temperature)  # fmt: skip
     console.say(judgement.describe())
     if file.facts.fp8:  # one image more or less is not passed over
         check_agreement(round(judgement.agreement * judgement.count), judgement.count, judgement.what, "--dtype fp16")
-    check_judgement(judgement, limits)
+    check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(file, judgement=judgement)
 
 
@@ -171,7 +171,7 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=options.threads,
-                                 names=file.names, limits=limits)  # fmt: skip
+                                 names=file.names, limits=limits, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
         check_odd_sizes(file, card.input, spec, options)

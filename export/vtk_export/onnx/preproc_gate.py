@@ -90,7 +90,7 @@ def measure_drift(
             except DataError as fault:
                 console.warn(f"skipped: {unreadable(path, fault.__cause__ or fault)}")
                 continue
-            expected.append(reference_outputs(file.model, inputs, file.names)[name])
+            expected.append(reference_outputs(file.model, inputs, file.names, card.temperature)[name])
             got.append(_run(session, image, name))
     if not got:
         raise DataError(f"`--data` {given.judging.what if given else DRAWN}: no image could be read; give others")

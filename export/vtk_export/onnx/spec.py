@@ -19,6 +19,7 @@ class GraphSpec:
         static_batch: fixed batch size, None for any.
         keep_io_types: inputs and outputs stay fp32.
         int8: how products are quantised, None for not at all.
+        max_drop: most images, in percent, whose class static int8 may change; None: as many as it does.
         dynamic_size: height and width stay open.
         softmax: the output is ``probabilities``.
         output: what the file gives.
@@ -35,6 +36,7 @@ class GraphSpec:
     static_batch: int | None = None
     keep_io_types: bool = False
     int8: Literal["dynamic", "static"] | None = None
+    max_drop: float | None = None
     dynamic_size: bool = False
     softmax: bool = False
     output: Literal["logits", "features", "both"] = "logits"

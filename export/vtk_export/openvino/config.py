@@ -8,6 +8,7 @@ from vtk.options import Option
 from vtk.options.shared import (
     CalibrationImages,
     JudgeImages,
+    MaxDrop,
     Out,
     Overwrite,
     ProfileSizes,
@@ -41,6 +42,7 @@ class OpenvinoConfig(ExportConfig):
     int8: Annotated[
         Literal["static"] | None, Option("int8 weights and products, calibrated on --data", "format", often=True)
     ] = None
+    max_drop: MaxDrop = None
     static_batch: StaticBatch = None
     dynamic_size: Annotated[bool, Option("dynamic height and width, for models that accept several sizes")] = False
     with_preproc: Annotated[

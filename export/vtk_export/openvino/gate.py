@@ -17,9 +17,9 @@ from vtk.runtime.ir_graph import Value
 from vtk.runtime.openvino_file import load_graph, open_openvino
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.drift import Drift
-from vtk_export.gate.images import GateInputs, card_images
+from vtk_export.gate.images import GateInputs, card_images, judged_images
 from vtk_export.gate.judge import Judgement, check_judgement, judge
-from vtk_export.gate.limits import LIMITS, Limits
+from vtk_export.gate.limits import LIMITS, Limits, with_budget
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.gate.verify import GateRow, Sessions, check_rows, run_session, verify_values
 from vtk_export.graph.sizes import other_sizes
@@ -119,8 +119,9 @@ def verify(
     limits, sessions = limits_of(file, precision), opener(file.path, precision, options.threads)
     console.stage(f"comparing the file in {precision} with PyTorch at {len(inputs.batches)} batch sizes")
     rows, remarks = verify_values(
-        file.path, file.model, inputs.images, batches=inputs.batches, names=file.names, limits=limits, sessions=sessions
-    )
+        file.path, file.model, inputs.images, batches=inputs.batches, names=file.names, limits=limits,
+        sessions=sessions, temperature=inputs.card.temperature,
+    )  # fmt: skip
     rows += _other_rows(file, inputs, spec, options, limits, sessions)
     if show or not all(row.passed for row in rows):
         print_rows(rows, precision)
@@ -143,13 +144,13 @@ def verify(
         kind = "int8" if file.facts.int8 else precision
         console.say(f"accuracy not measured; give --data to measure top-1 agreement in {kind} on images")
         return result
-    chosen = inputs.given.calibration[1] if file.facts.calibrated else inputs.given.judging
+    chosen = judged_images(inputs.given, file.facts, spec.max_drop)
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(inputs.card))
     console.stage(f"measuring top-1 agreement in {precision} on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, inputs.card.input, names=file.names, threads=options.threads,
-                      sessions=sessions)  # fmt: skip
+                      sessions=sessions, temperature=inputs.card.temperature)  # fmt: skip
     console.say(f"{precision}: {judgement.describe()}")
-    check_judgement(judgement, limits)
+    check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(result, judgement=judgement)
 
 
@@ -202,7 +203,7 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), names=file.names, limits=limits,
-                                 sessions=sessions)  # fmt: skip
+                                 sessions=sessions, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
         check_odd_sizes(file, card.input, spec, options, sessions)

@@ -201,8 +201,8 @@ def test_every_form_gives_torchs_outputs_in_plain_openvino(case: str, calm: Pack
             pooled = net.forward_head(net.forward_features(images), pre_logits=True)
         np.testing.assert_allclose(outputs["features"], pooled, atol=0.02 if case == "both" else 1e-4)
     if case != "features":
-        rough = 0.05 if {"int8", "fp16"} & set(run.result["facts"].values()) or "int8" in case else 0.02
-        tolerance = rough if "raw" in case or "int8" in case or case == "both" else 1e-4
+        # fractions of the largest output: rounding, a level of some pixels or weights of 11 bits, and int8
+        tolerance = 0.1 if "int8" in case else 0.02 if case in ("raw images", "both") else 1e-4
         np.testing.assert_allclose(outputs[name], want, atol=tolerance * float(want.abs().max()))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import timm
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
@@ -78,6 +79,30 @@ def test_with_base_and_without_again(hub: FakeHub, make_pack: Make, base_file: P
     assert BUNDLED not in hub.files("me/pets") and hub.repos["me/pets"].commits == 2
     with pytest.raises(BaseError):
         push_task(pack, "me/pets", with_base=True)
+
+
+def test_a_merged_form_goes_up_beside_the_pack_and_goes_again_without_it(
+    hub: FakeHub, make_pack: Make, tmp_path: Path
+) -> None:
+    pack = make_pack()
+    update_card(pack, dataclasses.replace(read_card(pack), command=f"vtk finetune {tmp_path}/data"))
+    push_task(pack, "me/pets", format="timm")
+    files = hub.files("me/pets")
+    assert set(files) == OWN | {"README.md", ".gitattributes", "config.json", "model.safetensors"}
+    assert hub.repos["me/pets"].commits == 1 and not any(
+        str(tmp_path).encode() in content for content in files.values()
+    )
+    page = files["README.md"].decode()
+    assert yaml.safe_load(page.split("---\n")[1])["library_name"] == "timm" and "hf-hub:me/pets" in page
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes(files[name])
+    theirs, own = timm.create_model(f"local-dir:{folder}", pretrained=True), load_task(pack).model
+    assert all(torch.equal(value, theirs.state_dict()[key]) for key, value in own.state_dict().items())
+    assert set(pull_task("me/pets", tmp_path / "here").files) == OWN
+    push_task(pack, "me/pets")  # a model of another training must not stay beside the pack
+    assert set(hub.files("me/pets")) == OWN | {"README.md", ".gitattributes"}
 
 
 def test_private_revision_license_and_token(

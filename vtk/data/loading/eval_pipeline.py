@@ -18,7 +18,7 @@ from vtk.data.loading.normalization import Normalize
 from vtk.data.loading.timm_fixes import FitInside
 from vtk.errors import DataError, UsageError
 
-_CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
+CROP_MODES = {"crop": "center", "squash": "squash", "pad": "border"}
 Step = Callable[[Any], Any]
 
 
@@ -106,7 +106,7 @@ def geometry_steps(spec: InputSpec, mean: tuple[float, ...]) -> list[Step]:
         input_size=spec.size,
         interpolation=spec.interpolation,
         crop_pct=spec.crop_pct if spec.resize_mode == "crop" else 1.0,
-        crop_mode=_CROP_MODES[spec.resize_mode],
+        crop_mode=CROP_MODES[spec.resize_mode],
         mean=mean,
         use_prefetcher=True,
     )
@@ -126,7 +126,7 @@ def check_spec(spec: InputSpec) -> None:
         raise UsageError(f"the model takes {spec.in_chans} channels; give as many values of mean and std")
     if spec.interpolation not in ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"):
         raise UsageError(f"unknown interpolation {spec.interpolation!r}; give bicubic, bilinear or nearest")
-    if spec.resize_mode not in _CROP_MODES:
+    if spec.resize_mode not in CROP_MODES:
         raise UsageError(f"unknown resize mode {spec.resize_mode!r}; give crop, squash or pad")
 
 

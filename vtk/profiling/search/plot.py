@@ -34,7 +34,6 @@ def frontier_figure(result: SearchResult) -> Any:
         axes.set_xlim(0.65 * min(low, result.budget_ms), 1.3 * max(high, result.budget_ms))
         axes.margins(y=0.12)
         _budget(axes, result)
-        _labels(axes, edge, result.best)
         for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
             log_ticks(axis, limits)
     else:
@@ -45,6 +44,7 @@ def frontier_figure(result: SearchResult) -> Any:
     legend(figure, axes)
     chans, height, width = result.input_shape
     heading(figure, [f"{result.model}, {chans}×{height}×{width}, {result.device_name}, {result.cpus} CPUs"])
+    _labels(axes, edge, result.best)
     return figure
 
 
@@ -53,13 +53,11 @@ def _points(axes: Any, points: list[SetupResult]) -> None:
     for i, variant in enumerate(variants):
         colour, marker = style(i)
         axes.plot([], [], linestyle="", marker=marker, color=colour, label=" ".join(variant))
-        for row in points:
-            if (row.backend, row.precision) != variant:
-                continue
-            face = colour if row.status == "complete" else "white"
+        for complete in (False, True):
+            rows = [r for r in points if (r.backend, r.precision) == variant and (r.status == "complete") is complete]
             axes.plot(
-                row.judged_ms, row.images_per_second, marker, color=colour, markerfacecolor=face, markersize=5.5,
-                zorder=3 if row.frontier else 2,
+                [row.judged_ms for row in rows], [row.images_per_second for row in rows], linestyle="", marker=marker,
+                color=colour, markerfacecolor=colour if complete else "white", markersize=5.5, zorder=2 + complete,
             )  # fmt: skip
 
 
@@ -67,7 +65,8 @@ def _budget(axes: Any, result: SearchResult) -> None:
     axes.axvline(result.budget_ms, color=DIM, linestyle="--", linewidth=1, zorder=0)
     axes.annotate(
         f"budget {result.budget_ms:g} ms", (result.budget_ms, 0.02), xycoords=("data", "axes fraction"), rotation=90,
-        textcoords="offset points", xytext=(3, 0), fontsize=9, color=DIM, va="bottom",
+        textcoords="offset points", xytext=(3, 0), fontsize=9, color=DIM, va="bottom", zorder=5,
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 0.5},
     )  # fmt: skip
     if (best := result.best) is not None:
         axes.plot(
@@ -79,14 +78,15 @@ def _budget(axes: Any, result: SearchResult) -> None:
 
 def _labels(axes: Any, edge: list[SetupResult], best: SetupResult | None) -> None:
     """Write the setups beside the frontier, the recommended one first, where they do not overlap."""
-    taken: list[tuple[float, float]] = []
-    order = sorted(edge, key=lambda row: (row != best, row.judged_ms or 0.0))
-    for row in order:
-        x, y = axes.transData.transform((row.judged_ms, row.images_per_second))
-        if any(abs(x - a) < 70 and abs(y - b) < 24 for a, b in taken):
-            continue
-        taken.append((x, y))
-        axes.annotate(
+    axes.figure.draw_without_rendering()  # where a text is follows from the layout
+    taken: list[Any] = []
+    for row in sorted(edge, key=lambda row: (row != best, row.judged_ms or 0.0)):
+        text = axes.annotate(
             row.setup.short, (row.judged_ms, row.images_per_second), textcoords="offset points", xytext=(-6, 6),
             fontsize=8, ha="right", fontweight="bold" if row == best else "normal",
         )  # fmt: skip
+        box = text.get_window_extent().expanded(1.1, 1.2)
+        if box.x0 < axes.bbox.x0 or any(box.overlaps(other) for other in taken):
+            text.remove()
+        else:
+            taken.append(box)

@@ -32,7 +32,7 @@ def command_for(setup: Setup, source: Source, given: str, config: ProfileConfig,
     return shlex.join(["vtk", "export", target, given, "--out", str(out), *flags, *_opening(opening, target)])
 
 
-def note_for(setup: Setup, source: Source) -> str:
+def note_for(setup: Setup) -> str:
     """Return in one line how what was found is run."""
     copies = f"{setup.instances} processes" if setup.instances > 1 else "one process"
     threads = f"{setup.threads} thread{'s' * (setup.threads != 1)}"
@@ -60,6 +60,10 @@ def _target(setup: Setup, config: ProfileConfig) -> tuple[str, list[str]]:
             "--backend", "vtk", "--dtype", setup.precision, "--server-device", "cpu", "--max-batch-size",
             str(setup.batch), "--instances", str(setup.instances), "--server-threads", str(setup.threads), *data,
         ]  # fmt: skip
+    if setup.backend == "openvino":
+        # the precision of an int8 file's other products is the processor's
+        own = ["--precision", setup.precision] if setup.precision not in INT8 else []
+        return "openvino", [*own, *int8, *data]
     return "onnx", [*int8, *data]
 
 
@@ -68,13 +72,15 @@ def _opening(opening: Mapping[str, Any], target: str) -> list[str]:
     found: list[str] = []
     if opening.get("base") is not None:
         found += ["--base", str(opening["base"])]
+    if target == "triton":  # of packs, which have their own classes and sizes
+        return found
     if opening.get("pretrained") is False:
         found.append("--no-pretrained")
     if opening.get("num_classes") is not None:
         found += ["--num-classes", str(opening["num_classes"])]
     if (size := opening.get("img_size")) is not None:
         found += ["--img-size", *map(str, size if isinstance(size, Sequence) else (size,))]
-    if opening.get("trust") and target != "triton":
+    if opening.get("trust"):
         found.append("--trust")
     if opening.get("seed"):
         found += ["--seed", str(opening["seed"])]

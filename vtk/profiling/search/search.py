@@ -12,6 +12,7 @@ import torch
 
 from vtk import console
 from vtk.data.cpus import usable_cpus
+from vtk.data.pinning import parse_cores, pinned, show_cores
 from vtk.errors import UsageError, VtkError
 from vtk.filesets import open_folder
 from vtk.options import expect
@@ -74,6 +75,7 @@ def search_setups(
 
             require("matplotlib")
             stack.enter_context(open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite))
+        stack.enter_context(pinned(config.cpus, config.threads))
         opened = open_with_notes(source, **opening)
         result = _search(opened, config, given, opening, command, show_progress)
         if config.out is not None:
@@ -126,16 +128,20 @@ def _search(
         chosen = None if best is None else next(row for row in rows if row.setup == best)
         return SearchResult(
             source=given or source.name, kind=source.kind, model=source.card.model.name,
-            input_shape=(source.card.input.in_chans, *source.card.input.size), device_name=cpu_name(), cpus=cpus,
+            input_shape=(source.card.input.in_chans, *source.card.input.size), device_name=_where(config), cpus=cpus,
             budget_ms=config.budget_ms, percentile=q, duration_s=config.duration, exhaustive=config.exhaustive,
             cut=race.cut, stopped=stopped, reference=against.described, inputs=inputs.what, accuracy=tuple(verdicts),
             setups=rows, choice=None if best is None else choice_of(exported, best), best=chosen,
             faster=_faster(race, best),
             command="" if best is None else command_for(best, source, given, config, opening),
-            note="" if best is None else note_for(best, source), search_s=seconds,
+            note="" if best is None else note_for(best), search_s=seconds,
             exhaustive_s=len(setups) * config.duration, versions=versions(), ran=command,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), wrong=bool(fleet.wrong),
         )  # fmt: skip
+
+
+def _where(config: ProfileConfig) -> str:
+    return cpu_name() + (f", cores {show_cores(parse_cores(config.cpus))}" if config.cpus else "")
 
 
 def _judge(variants: list[Variant], reference: Source, config: ProfileConfig, threads: int) -> list[Verdict]:

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from vtk.errors import UsageError, VtkError
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.session import supports
 from vtk.runtime.backends.base import check_backend, needs_onnx
-from vtk.runtime.onnx_file import open_onnx
+from vtk.runtime.opening import open_source
 from vtk.runtime.source import MODELS, Source
 
 BACKENDS = ("openvino", "ort-cpu", "fused", "eager", "bank", "aoti")
@@ -103,13 +103,13 @@ def _precisions(name: str, source: Source, config: ProfileConfig) -> Sequence[st
         int8 = ("int8",) if config.data is not None else ()
         alone = ("int8-dynamic",) if config.data is not None else ()
         known = {
-            "openvino": ("fp32", *_openvino_bf16(), *int8),
+            "openvino": (*_openvino_bf16(), "fp32", *int8),
             "ort-cpu": ("fp32", *int8, *alone),
         }.get(name, ("fp32", "bf16") if bf16_is_native() else ("fp32",))
     elif source.facts.int8:
         known = ("int8-dynamic",) if source.facts.int8 == "dynamic" else ("int8",)
     elif name == "openvino":
-        known = ("fp32", *_openvino_bf16())
+        known = (*_openvino_bf16(), "fp32")
     else:
         known = (source.facts.precision,)
     return known if config.precision == "auto" else tuple(p for p in known if p == config.precision)
@@ -144,14 +144,24 @@ class _Files:
         """Return what a back-end runs in a precision, or why there is no such file."""
         if self.source.kind not in MODELS or not (needs_onnx(name) or name == "aoti"):
             return self.source
-        # OpenVINO rounds the products of an fp32 file by itself
-        key = ("aoti", precision) if name == "aoti" else ("onnx", precision if precision in INT8 else "fp32")
+        if name == "openvino" and precision == "fp32" and isinstance(made := self._made.get((name, "bf16")), Source):
+            return made  # it rounds the products of an fp32 file by itself, and was verified in both
+        key = (name, precision)
         if key not in self._made:
+            make = {"aoti": self._aoti, "openvino": self._openvino}.get(name, self._onnx)
             try:
-                self._made[key] = self._aoti(precision) if name == "aoti" else self._onnx(key[1])
+                self._made[key] = make(precision)
             except VtkError as error:
                 self._made[key] = error
         return self._made[key]
+
+    def _openvino(self, precision: str) -> Source:
+        from vtk_export.openvino.config import OpenvinoConfig
+        from vtk_export.openvino.export import export_openvino
+
+        own: dict[str, Any] = {"int8": INT8[precision]} if precision in INT8 else {"precision": precision}
+        config = OpenvinoConfig(out=self._folder("OpenVINO", precision), **own, **self._common())
+        return open_source(export_openvino(self.source, config, show=False).path)
 
     def _aoti(self, precision: str) -> Source:
         import torch
@@ -166,12 +176,15 @@ class _Files:
         from vtk_export.onnx.config import OnnxConfig
         from vtk_export.onnx.export import export_onnx
 
-        folder = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="vtk-search-", ignore_cleanup_errors=True))
-        console.say(f"exporting {self.source.name} to ONNX, {precision}")
-        # verified as by the command that is recommended in the end
-        config = OnnxConfig(
-            out=Path(folder) / "export", int8=INT8.get(precision), seed=self.config.seed,
-            data=self.config.data if precision in INT8 else None,
-        )  # fmt: skip
-        result = export_onnx(self.source, config, show=False)
-        return replace(open_onnx(result.path), name=self.source.name)
+        config = OnnxConfig(out=self._folder("ONNX", precision), int8=INT8.get(precision), **self._common())
+        return open_source(export_onnx(self.source, config, show=False).path)
+
+    def _folder(self, what: str, precision: str) -> Path:
+        """Return a folder for an export, and say what is exported."""
+        console.say(f"exporting {self.source.name} to {what}, {precision}")
+        temporary = tempfile.TemporaryDirectory(prefix="vtk-search-", ignore_cleanup_errors=True)
+        return Path(self.stack.enter_context(temporary)) / "export"
+
+    def _common(self) -> dict[str, Any]:
+        """Return the options of all exports: those of the command that is recommended in the end."""
+        return {"data": self.config.data, "seed": self.config.seed}
