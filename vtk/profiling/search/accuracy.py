@@ -72,8 +72,10 @@ class Judge:
         labels = None if photographs.labels is None else [photographs.labels[i] for i in places]
         found = compare_answers(got, expected, labels, photographs.what)
         if variant.kind == "fp32":  # whose answers are the same numbers
-            pair = [centred(rows, half=False) for rows in (got, expected)] if probabilities else [got, expected]
-            if not (difference := compare(*pair, "fp32")).ok:
+            mine, theirs = got, expected
+            if probabilities:
+                mine, theirs = centred(got, half=False), centred(expected, half=False)
+            if not (difference := compare(mine, theirs, "fp32")).ok:
                 return Verdict(*variant.key, False, difference.reason, found)
         try:
             check_judgement(found, LIMITS[variant.kind])
