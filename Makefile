@@ -54,7 +54,7 @@ bench: $(STAMP)  ## the tests that compare times, for a machine that does nothin
 $(SERVER)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(SERVER)
 	$(SERVER)/bin/python -m pip install --quiet --upgrade pip
-	$(SERVER)/bin/python -m pip install --quiet -e . 'pytest>=8.3' 'numpy<2' 'nvidia-pytriton>=0.7' 'tritonclient[http]'
+	$(SERVER)/bin/python -m pip install --quiet -e . 'pytest>=8.3' 'numpy<2' 'nvidia-pytriton>=0.7' 'tritonclient[http]' 'openvino>=2025.2'
 	@touch $@
 
 test-server: $(SERVER)/.installed  ## exported repositories in a real Triton Inference Server, on the CPU

@@ -2,6 +2,7 @@
 
 from vtk.analysis.analyze import analyze as analyze
 from vtk.analysis.config import AnalyzeConfig as AnalyzeConfig
+from vtk.answers import embed as embed
 from vtk.answers import evaluate as evaluate
 from vtk.answers import predict as predict
 from vtk.bank.bank import TaskBank as TaskBank
@@ -28,6 +29,7 @@ from vtk.profiling.server.config import ServerConfig as ServerConfig
 from vtk.profiling.server.drive import profile_server as profile_server
 from vtk.profiling.sizes import profile_sizes as profile_sizes
 from vtk.runtime.backends.base import load_backend as load_backend
+from vtk.runtime.embedding.config import EmbedConfig as EmbedConfig
 from vtk.runtime.opening import open_source as open_source
 from vtk.runtime.source import Opening as Opening
 from vtk.runtime.source import Source as Source
@@ -47,6 +49,8 @@ from vtk_export.aoti.config import AotiConfig as AotiConfig
 from vtk_export.aoti.export import export_aoti as export_aoti
 from vtk_export.onnx.config import OnnxConfig as OnnxConfig
 from vtk_export.onnx.export import export_onnx as export_onnx
+from vtk_export.openvino.config import OpenvinoConfig as OpenvinoConfig
+from vtk_export.openvino.export import export_openvino as export_openvino
 from vtk_export.tasks.config import TasksConfig as TasksConfig
 from vtk_export.tasks.export import export_tasks as export_tasks
 from vtk_export.tensorrt.config import TensorrtConfig as TensorrtConfig

@@ -1,23 +1,27 @@
-"""``evaluate`` and ``predict``: metrics and labels of a model on images, in any back-end."""
+"""``evaluate``, ``predict`` and ``embed``: metrics, labels and features of images, in any back-end."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
+from vtk.data.pinning import pinned
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig, PredictConfig
 from vtk.options import expect
-from vtk.runtime.backends.base import check_backend
+from vtk.runtime.backends.base import check_backend, needs_onnx
+from vtk.runtime.embedding.config import EmbedConfig
 from vtk.runtime.opening import open_source, open_with_notes
 from vtk.runtime.prediction import PredictResult, predict_images
 from vtk.runtime.source import Opening, Source
 
 if TYPE_CHECKING:  # predicting does not need scikit-learn
     from vtk.evaluation.metrics import Metrics
+    from vtk.runtime.embedding.embed import EmbedResult
     from vtk.runtime.evaluation import EvalResult
     from vtk.runtime.source import Openable
 
@@ -71,15 +75,18 @@ def evaluate(*given: Any, **options: Any) -> Any:
 def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult":
     from vtk.runtime.evaluation import evaluate_source
 
-    if config.backend is not None:
-        check_backend(config.backend)
-    opened = open_with_notes(source, **opening)
-    reference = None if config.reference is None else open_source(config.reference, trust=opening.get("trust", False))
-    for note in reference.notes if reference else ():
-        console.say(note)
-    opened.require_description("eval")
-    with runnable(opened, config.backend) as run:
-        return evaluate_source(run, config, reference=reference if run is opened else reference or opened)
+    with pinned(config.cpus, config.threads) as threads:  # before a library counts the cores
+        config = replace(config, threads=threads)
+        if config.backend is not None:
+            check_backend(config.backend)
+        opened = open_with_notes(source, **opening)
+        trust = opening.get("trust", False)
+        reference = None if config.reference is None else open_source(config.reference, trust=trust)
+        for note in reference.notes if reference else ():
+            console.say(note)
+        opened.require_description("eval")
+        with runnable(opened, config.backend) as run:
+            return evaluate_source(run, config, reference=reference if run is opened else reference or opened)
 
 
 def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening]) -> PredictResult:
@@ -98,27 +105,54 @@ def predict(source: "Openable", config: PredictConfig, **opening: Unpack[Opening
         UnavailableError: the requested back-end or device is not available.
     """
     expect(config, PredictConfig, "predict")
+    with pinned(config.cpus, config.threads) as threads:
+        if config.backend is not None:
+            check_backend(config.backend)
+        opened = open_with_notes(source, **opening)
+        opened.require_description("predict")
+        with runnable(opened, config.backend) as run:
+            return predict_images(run, replace(config, threads=threads))
+
+
+def embed(source: "Openable", config: EmbedConfig, **opening: Unpack[Opening]) -> "EmbedResult":
+    """Write a row of pooled features, the classifier's input, for each image of ``config.images`` to ``config.out``.
+
+    Args:
+        source: a path, a timm model name, a `Task`, a timm model, or an open source.
+        config: images, table, and how the model runs; options that are None come from the card.
+        opening: how to open the source, see `vtk.open_source`.
+
+    Raises:
+        UsageError: the source or the back-end gives no features.
+        DataError: no image could be read, or ``out`` is a file of another kind.
+        UnavailableError: the requested back-end, device or package is not available.
+    """
+    from vtk.runtime.embedding.embed import FEATURES, check_features, embed_images
+
+    expect(config, EmbedConfig, "embed")
     if config.backend is not None:
         check_backend(config.backend)
-    opened = open_with_notes(source, **opening)
-    opened.require_description("predict")
-    with runnable(opened, config.backend) as run:
-        return predict_images(run, config)
+    opened = open_with_notes(source, features=True, **opening)
+    check_features(opened, config.backend)
+    with runnable(opened, config.backend, output=FEATURES) as run:
+        return embed_images(run, config)
 
 
 @contextlib.contextmanager
-def runnable(source: Source, backend: str | None) -> Iterator[Source]:
-    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file of it.
+def runnable(
+    source: Source, backend: str | None, *, output: Literal["logits", "features"] = "logits"
+) -> Iterator[Source]:
+    """Yield a source that ``backend`` runs: the source itself, or a verified temporary ONNX file with this output.
 
     Raises:
         UsageError: the back-end does not exist.
         UnavailableError: it is not available.
     """
-    if backend is None or not backend.startswith("ort-") or source.kind == "onnx":
+    if not needs_onnx(backend) or source.kind in ("onnx", "openvino"):
         yield source
         return
-    check_backend(backend)
+    check_backend(str(backend))
     from vtk_export.onnx.export import temporary_onnx  # needs packages that a machine for evaluation may lack
 
-    with temporary_onnx(source) as onnx:
+    with temporary_onnx(source, output=output) as onnx:
         yield onnx

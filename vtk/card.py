@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from vtk.calibration import Calibration, Threshold
 from vtk.errors import DataError
 from vtk.formats import parse_json, to_json
 from vtk.readers import reading
@@ -101,6 +102,7 @@ class InputSpec:
         return self.height, self.width
 
 
+_IN_METRICS = ("calibration", "threshold")
 _NEWER = {"decoding": "v0.1", "value_range": (), "value_type": ""}
 
 
@@ -156,6 +158,9 @@ class Card:
         pack: what the tensor file holds (dtype, trained names).
         schema: version of this layout.
         multi_label: whether an image may have any number of the classes: a sigmoid per logit in place of one softmax.
+        calibration: temperature of its probabilities; None where none was fitted. In JSON it and ``threshold`` are
+            within ``metrics``, where older readers let them be: the logits do not depend on them.
+        threshold: the score below which an answer is "unknown"; None where every answer is given.
     """
 
     model: ModelSpec
@@ -171,6 +176,17 @@ class Card:
     pack: dict[str, Any] = field(default_factory=dict)
     schema: int = FIRST_SCHEMA
     multi_label: bool = False
+    calibration: Calibration | None = None
+    threshold: Threshold | None = None
+
+    @property
+    def temperature(self) -> float:
+        """Divisor of the logits before the softmax; 1 where none was fitted."""
+        return 1.0 if self.calibration is None else self.calibration.temperature
+
+    def uncalibrated(self) -> "Card":
+        """Return the card of a model with other logits, for which neither temperature nor threshold holds."""
+        return dataclasses.replace(self, calibration=None, threshold=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; fields unknown to older readers are left out while they have their defaults.
@@ -181,6 +197,8 @@ class Card:
         values = {**dataclasses.asdict(self), "input": self.input.to_dict(), "schema": schema}
         if not self.multi_label:
             del values["multi_label"]
+        within = {name: part for name in _IN_METRICS if (part := values.pop(name)) is not None}
+        values["metrics"] = {**self.metrics, **within}
         return values
 
     def merged(self) -> "Card":
@@ -216,10 +234,19 @@ class Card:
             )
         if value["schema"] < 1:
             raise DataError(f"{where}: `schema` is {value['schema']}; the first was 1")
-        card = from_plain(cls, value, str(where))
+        card = from_plain(cls, _lift(value), str(where))
         if wrong := _input_fault(card.input) or _card_fault(card):
             raise DataError(f"{where}: {wrong}; the card was edited or damaged")
         return card
+
+
+def _lift(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return parsed JSON with the fields that are within ``metrics`` beside it."""
+    metrics = value.get("metrics")
+    if not isinstance(metrics, Mapping):
+        return value
+    found = {name: metrics[name] for name in _IN_METRICS if name in metrics}
+    return {**value, "metrics": {k: v for k, v in metrics.items() if k not in found}, **found}
 
 
 def _input_fault(spec: InputSpec) -> str | None:
@@ -272,6 +299,11 @@ def _card_fault(card: Card) -> str | None:
     names = card.pack.get("trained", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "`pack.trained` is no list of names"
+    for part in (card.calibration, card.threshold):
+        if part is not None and (fault := part.fault()):
+            return fault
+    if card.multi_label and (card.calibration or card.threshold):
+        return "`calibration` and `threshold` are of models with one label per image, and this one is multi-label"
     return None
 
 

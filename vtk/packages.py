@@ -51,9 +51,10 @@ PACKAGES: Mapping[str, Package] = {
         "ONNX exports and the back-ends ort-cpu, ort-cuda and ort-trt",
         "onnxruntime-gpu (Linux x86-64; for CPUs only, and elsewhere, onnxruntime)",
     ),
+    "openvino": Package("openvino", "the back-end openvino and `vtk export openvino`"),
     "onnxscript": Package("onnxscript", "ONNX exports"),
     "peft": Package("peft", "`--train lora` and adapters (`vtk tasks to-peft`, `from-peft`)"),
-    "pyarrow": Package("pyarrow", "tables of labels in parquet files"),
+    "pyarrow": Package("pyarrow", "tables of labels and of embeddings in parquet files"),
     "scipy": Package("scipy", "the calibration of `vtk analyze`"),
     "sklearn": Package("scikit-learn", "training, evaluation and the demo"),
     "triton": Package("triton", "the GPU kernels and `--compile` on a GPU"),
@@ -61,6 +62,8 @@ PACKAGES: Mapping[str, Package] = {
         "tritonclient", "`vtk export triton` and `vtk profile --server --protocol grpc`", "'tritonclient[grpc]'"
     ),
     "tensorboard": Package("tensorboard", "runs with `--track tensorboard`"),
+    "mlflow": Package("mlflow-skinny", "runs with `--track mlflow`"),
+    "wandb": Package("wandb", "runs with `--track wandb`"),
     "pynvml": Package("nvidia-ml-py", "clocks and energy in `vtk profile` on a GPU"),
 }
 """By the name that is imported."""

@@ -20,6 +20,7 @@ from vtk.marks import Marks, any_of, beside, find_own, json_with, others, png, t
 from vtk.nodes import HIDDEN
 from vtk.runtime import weight_digests as digests
 from vtk.runtime.export_facts import PLAIN, Facts
+from vtk_export.graph.rename import rename_ends
 from vtk_export.readme import IS_OURS, README
 
 INLINE_LIMIT = 1_800_000_000
@@ -119,8 +120,9 @@ def write(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN
 
 
 def save(proto: onnx.ModelProto, card: Card, folder: Path, facts: Facts = PLAIN) -> Path:
-    """Write ``model.onnx``; large weights are moved out of ``proto``, which must not be used afterwards."""
+    """Write ``model.onnx`` with the names of ``facts``; ``proto`` loses large weights: do not use it again."""
     path = folder / "model.onnx"
+    rename_ends(proto, facts.names)
     proto.ClearField("metadata_props")
     onnx.helper.set_model_props(proto, {"vtk": card.to_json(), **facts.props()})
     weights = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)

@@ -7,7 +7,7 @@ from vtk.card import Card
 from vtk.markdown import span
 from vtk.marks import begins
 from vtk.packs.prepare_code import prepare_code
-from vtk.packs.readme import card_sections, classify_code, code_block
+from vtk.packs.readme import NO_NAMES, card_sections, classify_code, code_block
 from vtk_export.graph.preproc import RAW_TYPES
 from vtk_export.graph.sizes import Sizes
 
@@ -39,12 +39,13 @@ def onnx_page(
     batch: int | None = None,
     sizes: Sizes | None = None,
     verified: bool = True,
+    called: Mapping[str, str] = NO_NAMES,
 ) -> str:
     """Return the page of a folder with one ``model.onnx``.
 
     Args:
         card: of the model.
-        names: output names.
+        names: outputs, as this toolkit calls them.
         precision: of the weights.
         half_io: inputs and outputs have that type too.
         int8: ``static``, ``dynamic`` or "".
@@ -53,22 +54,26 @@ def onnx_page(
         batch: fixed batch size, None for any.
         sizes: accepted image sizes, where height and width are open.
         verified: outputs were compared with PyTorch's.
+        called: names of inputs and outputs in the file that differ from this toolkit's.
     """
     kind = f"int8 ({int8}), the rest fp32" if int8 else f"fp8 (e4m3), the rest {precision}" if fp8 else precision
     checked = "Its outputs were verified against PyTorch." if verified else "It was not verified."
     half = precision if half_io else ""
-    code = onnx_code(card, names=names, half=half, in_graph=in_graph, batch=batch)
+    code = onnx_code(card, names=names, half=half, in_graph=in_graph, batch=batch, called=called)
     return (
         f"{ONNX}{span(card.model.name)}\n\n`model.onnx`: weights in {kind}. {checked} "
-        f"{input_facts(card, in_graph, half or 'fp32', batch, sizes, alone=int8 == 'dynamic')}\n\n"
+        f"{input_facts(card, in_graph, half or 'fp32', batch, sizes, alone=int8 == 'dynamic', called=called)}\n\n"
         "With onnxruntime and Pillow installed, run these lines in this folder to load the model; "
-        f"{use_of(names[0])}:\n\n"
+        f"{use_of(names[0], called)}:\n\n"
         f"{code}\n"
-        f"{card_sections(card, in_graph=in_graph, outputs=tuple(names))}"
+        f"{card_sections(card, in_graph=in_graph, outputs=tuple(names), called=called)}"
     )
 
 
-def onnx_code(card: Card, *, names: Sequence[str], half: str, in_graph: bool = False, batch: int | None = None) -> str:
+def onnx_code(
+    card: Card, *, names: Sequence[str], half: str, in_graph: bool = False, batch: int | None = None,
+    called: Mapping[str, str] = NO_NAMES,
+) -> str:  # fmt: skip
     """Return the code block that opens ``model.onnx`` and defines ``classify``; arguments are those of `onnx_page`.
 
     Args:
@@ -86,9 +91,10 @@ def onnx_code(card: Card, *, names: Sequence[str], half: str, in_graph: bool = F
     if half == "bf16" and not in_graph:
         images = f"to_bf16({images})"
     source = "images" if in_graph else "pixel_values"
+    source, ends = called.get(source, source), [called.get(name, name) for name in names]
     outputs = [
         "def run(path):  # the outputs for one image, by name",
-        f"    names = {list(names)}",
+        f"    names = {ends}",
         f'    return dict(zip(names, session.run(names, {{"{source}": {images}}})))',
     ]
     if half == "bf16":
@@ -102,14 +108,14 @@ def onnx_code(card: Card, *, names: Sequence[str], half: str, in_graph: bool = F
         parts.append(_BF16.strip("\n"))
     parts.append("\n".join(outputs))
     if names[0] != "features":
-        parts.append(classify_code(card, f'run(path)["{names[0]}"][0]', name=names[0]))
+        parts.append(classify_code(card, f'run(path)["{ends[0]}"][0]', name=names[0]))
     return code_block(*parts)
 
 
-def use_of(output: str) -> str:
+def use_of(output: str, called: Mapping[str, str] = NO_NAMES) -> str:
     """Return the clause that says what a page's last function returns."""
     if output == "features":
-        return '`run("photo.jpg")["features"]` returns the features of an image'
+        return f'`run("photo.jpg")["{called.get(output, output)}"]` returns the features of an image'
     return '`classify("photo.jpg")` returns the classes with their probabilities, most likely first'
 
 
@@ -129,6 +135,7 @@ def input_facts(
     alone: bool = False,
     sides: str = "",
     accepted: str = _ACCEPTED,
+    called: Mapping[str, str] = NO_NAMES,
 ) -> str:
     """Return the sentences that describe the input and what happens to other inputs.
 
@@ -141,6 +148,7 @@ def input_facts(
         alone: an image's outputs depend on the other images of its call.
         sides: replaces the card's height and width.
         accepted: says which types and memory layouts of normalised inputs are accepted.
+        called: as of `onnx_page`.
     """
     spec = card.input
     count = "one or more images" if batch is None else f"exactly {batch} image{'s' * (batch > 1)}"
@@ -150,7 +158,7 @@ def input_facts(
     else:
         sides = sides or ("height, width" if sizes else f"{spec.height}, {spec.width}")
         name, shape = "pixel_values", f"(batch, {spec.in_chans}, {sides})"
-    text = f"Input: `{name}`, {kind}, {shape}; {count} per call, all of the same size."
+    text = f"Input: `{called.get(name, name)}`, {kind}, {shape}; {count} per call, all of the same size."
     if alone and batch != 1:
         text += " Run one image per call: its outputs depend on the other images of the call."
     if sizes and not sizes.free:

@@ -7,12 +7,13 @@ import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import torch
 from google.protobuf import text_format
 from safetensors.torch import save
 
-from tests.fuzz.mutators import flip, json_text, zipped
+from tests.fuzz.mutators import flip, json_text, xml_text, zipped
 from tests.fuzz.reader import CARD, JSON, ONNX, TENSORS, V0_1, Reader, quietly
 from tests.fuzz.structured import protobuf
 
@@ -37,6 +38,44 @@ def _read_onnx(folder: Path, file: Path) -> None:
     ):
         quietly(read)
     source = open_onnx(file, many=True)
+    assert source.card.classes and min(source.card.input.size) > 0
+
+
+_IR = """<?xml version="1.0"?>
+<net name="model" version="11"><layers>
+<layer id="0" name="x" type="Parameter" version="opset1"><data shape="?,3,8,8" element_type="f32"/>
+<output><port id="0" precision="FP32" names="pixel_values"><dim>-1</dim><dim>3</dim><dim>8</dim><dim>8</dim></port>
+</output></layer>
+<layer id="1" name="w" type="Const" version="opset1"><data element_type="f32" shape="2" offset="0" size="8"/>
+<output><port id="0" precision="FP32"><dim>2</dim></port></output></layer>
+<layer id="2" name="y" type="Add" version="opset1"><input><port id="0"><dim>-1</dim></port></input>
+<output><port id="2" precision="FP32" names="logits,a\\,b"><dim>-1</dim><dim>CLASSES</dim></port></output></layer>
+<layer id="3" name="r" type="Result" version="opset1"><input><port id="0"><dim>-1</dim></port></input></layer>
+</layers><edges><edge from-layer="0" from-port="0" to-layer="2" to-port="0"/>
+<edge from-layer="2" from-port="2" to-layer="3" to-port="0"/></edges>
+<rt_info><vtk>INFO<graph_sha256 value="00"/><weights_sha256 value="00"/></vtk></rt_info></net>
+"""
+
+
+def _make_openvino(folder: Path) -> None:
+    from vtk.runtime.export_facts import KEY, Facts
+
+    size = {"height": 8, "width": 8, "in_chans": 3, "mean": [0.5] * 3, "std": [0.5] * 3}
+    card = json.dumps({**CARD, "input": {**CARD["input"], **size}})
+    facts = Facts(int8="static", names={"features": "x"}).props()[KEY]
+    described = "".join(f'<{name} value="{escape(text, {chr(34): "&quot;"})}"/>' for name, text in
+                        (("card", card), ("export", facts)))  # fmt: skip
+    text = _IR.replace("CLASSES", str(len(CARD["classes"])))
+    (folder / "ours.xml").write_text(text.replace("INFO", described), "utf-8")
+    (folder / "other.xml").write_text(text.replace("INFO", ""), "utf-8")
+    for name in ("ours", "other"):
+        (folder / f"{name}.bin").write_bytes(bytes(8))
+
+
+def _read_openvino(folder: Path, file: Path) -> None:
+    from vtk.runtime.openvino_file import open_openvino
+
+    source = open_openvino(file)
     assert source.card.classes and min(source.card.input.size) > 0
 
 
@@ -144,6 +183,7 @@ def _read_factors(folder: Path, file: Path) -> None:
 
 READERS = {
     "onnx": Reader(1500, _make_onnx, _read_onnx, {".onnx": ONNX}),
+    "openvino": Reader(500, _make_openvino, _read_openvino, {".xml": (flip, xml_text, xml_text)}),
     "aoti": Reader(500, _make_aoti, _read_aoti, {".pt2": (flip, zipped(json_text))}),
     "engine": Reader(400, _make_engine, _read_engine, {".json": JSON}),
     "repository": Reader(400, _make_repository, _read_repository, {".pbtxt": (flip, _pbtxt), "tasks.json": JSON}),

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Sequence
@@ -196,3 +197,18 @@ def zipped(inner: Mutator) -> Mutator:
         return file.getvalue()
 
     return mutate
+
+
+def xml_text(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    """Put hostile values into attributes and texts of XML, take elements away, repeat one, or nest too deeply."""
+    text = data.decode("utf-8", "replace")
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        places = list(re.finditer(rng.choice((r'"[^"]*"', r">[^<]+<", r"<[a-z_]+ [^>]*/?>", r"</?[a-z_]+")), text))
+        if not places:
+            continue
+        at = rng.choice(places)
+        value = re.sub('[<&"]', "", str(rng.choice(HOSTILE))[:5000])
+        first, last = at[0][0], at[0][-1]
+        put = rng.choice((f"{first}{value}{last}", f"{first}{value}{last}", at[0] * 2, "", at[0] + "<a>" * 5000))
+        text = text[: at.start()] + put + text[at.end() :]
+    return text.encode("utf-8", "surrogatepass")

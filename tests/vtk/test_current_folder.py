@@ -47,6 +47,7 @@ WORDS = {
     "tasks pull": ("me/digits",),
     "parallelize": ("digits.safetensors", "--branches", "2", "--out", "new"),
     "export onnx": ("digits.vtkbundle", "--out", "new"),
+    "export openvino": ("digits.vtkbundle", "--out", "new"),
     "export aoti": ("digits.vtkbundle", "--out", "new"),
     "export tasks": ("digits.vtkbundle", "runs/parity", "--base", "base.safetensors", "--out", "new"),
     "export tensorrt": ("digits.vtkbundle", "--out", "new"),

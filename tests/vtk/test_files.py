@@ -186,3 +186,20 @@ def test_tensors_of_any_strides_and_shared_memory_come_back(tmp_path: Path) -> N
     found = load_file(tmp_path / "t")
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[k], v) and found[k].is_contiguous() for k, v in tensors.items())
+
+
+def test_equal_tensors_and_texts_are_equal_files(tmp_path: Path) -> None:
+    """Safetensors itself writes the texts of a header in any order."""
+    import torch
+    from safetensors import safe_open
+
+    texts = {name: f'{name} "quoted" \t é 图' for name in "zyxwvutsrq"}
+    tensors = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.ones(3, dtype=torch.bfloat16)}
+    written = set()
+    for i in range(8):
+        formats.save_tensors(tmp_path / f"{i}", tensors, dict(sorted(texts.items(), key=lambda _: os.urandom(4))))
+        written.add((tmp_path / f"{i}").read_bytes())
+    assert len(written) == 1
+    with safe_open(tmp_path / "0", "pt") as file:
+        assert file.metadata() == {"format": "pt", **texts}
+        assert all(torch.equal(file.get_tensor(name), value) for name, value in tensors.items())

@@ -51,6 +51,7 @@ def words(things: Path, command: str) -> list[str]:
         "export tasks": ["export", "tasks", a, b],
         "export triton": ["export", "triton", a],
         "export tensorrt": ["export", "tensorrt", a],
+        "export openvino": ["export", "openvino", a],
         "export aoti": ["export", "aoti", a],
         "profile": ["profile", a, "--backends", "eager", "--batch-sizes", "1", "--duration", "0.02"],
         "eval": ["eval", a, data],
@@ -62,11 +63,17 @@ def words(things: Path, command: str) -> list[str]:
 
 
 COMMANDS = (
-    "export onnx", "export tasks", "export triton", "export tensorrt", "export aoti", "profile", "eval", "predict",
-    "tasks bundle", "tasks merge", "tasks convert",
+    "export onnx", "export tasks", "export triton", "export tensorrt", "export openvino", "export aoti", "profile",
+    "eval", "predict", "tasks bundle", "tasks merge", "tasks convert",
 )  # fmt: skip
 SUFFIX = {"tasks merge": ".safetensors", "predict": ".csv"}
-LONG = {"export onnx", "export tasks", "export triton", "export tensorrt"}  # what the disk is full for is made first
+LONG = {
+    "export onnx",
+    "export tasks",
+    "export triton",
+    "export tensorrt",
+    "export openvino",
+}  # what the disk is full for is made first
 
 
 @pytest.fixture

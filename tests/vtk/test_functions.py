@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,14 @@ def test_evaluate_takes_a_source_or_a_function(mean_colour: nn.Module, photos: P
             vtk.evaluate(*wrong)  # type: ignore[call-overload]
 
 
-def test_evaluate_through_onnxruntime_compares_with_the_module(mean_colour: nn.Module, photos: Path) -> None:
-    config = vtk.EvalConfig(data=photos, backend="ort-cpu")
+@pytest.mark.parametrize("backend", ["ort-cpu", "openvino"])
+def test_evaluate_through_a_file_compares_with_the_module(mean_colour: nn.Module, photos: Path, backend: str) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    one = None if backend == "openvino" else core  # OpenVINO keeps to the cores that it was started on
+    config = vtk.EvalConfig(data=photos, backend=backend, precision="fp32", cpus=one)
     found = vtk.evaluate(mean_colour, config, img_size=16, classes=CLASSES)
-    assert (found.metrics.top1, found.agreement, found.backend) == (1.0, 1.0, "ort-cpu")
+    assert (found.metrics.top1, found.agreement, found.backend) == (1.0, 1.0, backend)
+    assert found.reference == "Sequential (eager, fp32, cpu)"
 
 
 def test_predict_writes_a_table_only_where_it_is_asked_to(

@@ -144,7 +144,14 @@ def _card(card: Card, depth: int, join: Transform, command: str) -> Card:
     if spec is None:
         spec, transforms = card.model, (*transforms, join)
     return dataclasses.replace(
-        card, model=spec, transforms=transforms, base=None, pack={}, metrics={}, versions=versions(), command=command
+        card.uncalibrated(),
+        model=spec,
+        transforms=transforms,
+        base=None,
+        pack={},
+        metrics={},
+        versions=versions(),
+        command=command,
     )
 
 

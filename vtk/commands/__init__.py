@@ -16,6 +16,7 @@ COMMANDS = {
     "pretrain": Command("vtk.commands.pretrain", "pre-train a backbone without labels: masked image modelling"),
     "eval": Command("vtk.commands.eval", "evaluate a pack, a checkpoint or an .onnx on a folder"),
     "predict": Command("vtk.commands.predict", "predict labels of images"),
+    "embed": Command("vtk.commands.embed", "write the features of images: a table for search and clustering"),
     "data": Command("vtk.commands.data", "audit a folder of images: classes, split, bad files"),
     "tasks": Command("vtk.commands.tasks", "manage packs: list, diff, merge, convert, bundle, bench, PEFT, hub"),
     "parallelize": Command("vtk.commands.parallelize", "convert to parallel blocks and report the drift"),

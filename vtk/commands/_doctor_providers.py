@@ -73,7 +73,7 @@ class Trial:
 
     def __init__(self, with_torch: bool, deadline_s: float = DEADLINE_S) -> None:
         self._with_torch, self._end = "1" if with_torch else "0", time.monotonic() + deadline_s
-        self._process = _start([_TRY, self._with_torch])
+        self._process = start([_TRY, self._with_torch])
 
     def result(self) -> tuple[str, list[Tried]]:
         """Return onnxruntime's version, empty if it does not import, and what became of each provider it lists.
@@ -82,7 +82,7 @@ class Trial:
         """
         version, tried = "", dict[str, Tried]()
         while True:
-            code, out, err = _finish(self._process, self._end)
+            code, out, err = finish(self._process, self._end)
             lines = [json.loads(line) for line in out.splitlines() if line.startswith("[")]
             if not lines:
                 return version, [*tried.values()] or [Tried("", why(err) or ended(code), False, err)]
@@ -96,7 +96,7 @@ class Trial:
             # the first one without an answer ended the process, or hangs; the others are tried without it
             for name in left if code is None else left[:1]:
                 tried[name] = Tried(name, ended(code), False, notes.get(name, ""))
-            self._process = _start([_TRY, self._with_torch, *tried])
+            self._process = start([_TRY, self._with_torch, *tried])
 
 
 def check_providers(trial: Trial, cuda_device: bool, torch_cuda: str | None) -> Iterator[Check]:
@@ -201,7 +201,8 @@ def ended(code: int | None) -> str:
     return f"the process was ended by signal {-code}" if code < 0 else f"the process ended with code {code}"
 
 
-def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
+    """Start Python on a script and its arguments; the ONNX model that squares its input comes on stdin."""
     pipe = subprocess.PIPE
     # a folder named onnxruntime in the current directory is not the package
     process = subprocess.Popen(child("-c", *arguments), stdin=pipe, stdout=pipe, stderr=pipe, env=environment())
@@ -213,7 +214,7 @@ def _start(arguments: list[str]) -> "subprocess.Popen[bytes]":
     return process
 
 
-def _finish(process: "subprocess.Popen[bytes]", end: float) -> tuple[int | None, str, str]:
+def finish(process: "subprocess.Popen[bytes]", end: float) -> tuple[int | None, str, str]:
     """Return exit code, stdout and stderr; the code is None, and the process gone, when ``end`` passed."""
     try:
         out, err = process.communicate(timeout=max(end - time.monotonic(), 0.1))

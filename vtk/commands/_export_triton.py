@@ -17,6 +17,7 @@ onnxruntime: each source is a model with a whole copy of its weights, input `pix
 the same, with engines that the server builds on its GPU, or with an --engine that was built for it. python: all packs
 of one base are one model on numpy and onnxruntime, shared weights in memory once. vtk: the same in a bank of
 this toolkit; a batch can mix tasks, and exporting again, or --update and --remove, changes its tasks while it serves.
+openvino: one task in the server's OpenVINO back-end, and a config for OpenVINO Model Server; neither config was run.
 Models of tasks take a `task` name beside each image and give `logits`, `label` and `score`.
 
 With --with-preproc a model takes images: in its graph (`images`, uint8 RGB), or by a step of its own before it, which
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
             "vtk export triton dogs=runs/dogs --update --remove cars --backend vtk --name vit --out models",
             "vtk export triton pets=runs/a/task cars=runs/b/task --name vit --with-preproc --out models",
             "vtk export triton runs/pets --int8 static --profile 1,8 --data data/pets --out models",
+            "vtk export triton runs/pets --backend python --python-runtime openvino --data data/pets --out models",
             "vtk export triton runs/pets --backend tensorrt --engine exports/pets-trt --out models",
         ),
     )

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator
 
 from vtk import console
-from vtk.commands import _cli, _doctor_checks, _doctor_providers
+from vtk.commands import _cli, _doctor_checks, _doctor_openvino, _doctor_providers
 from vtk.commands._doctor_checks import Check
 from vtk.commands._doctor_tune import DoctorConfig, run
 
@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
 def examine() -> Iterator[Check]:
     """Run all checks; if torch does not import, those that need it are skipped, and a note says so."""
     trial = _doctor_providers.Trial(with_torch=_doctor_checks.nvidia_driver())  # runs while the other checks do
+    openvino = _doctor_openvino.Trial()
     installed = _doctor_checks.distributions()
     yield from _doctor_checks.check_python()
     yield from _doctor_checks.check_packages(installed)
@@ -53,6 +54,7 @@ def examine() -> Iterator[Check]:
         cuda_device, torch_cuda = torch.cuda.is_available(), torch.version.cuda
     yield from _doctor_checks.check_triton()
     yield from _doctor_providers.check_providers(trial, cuda_device, torch_cuda)
+    yield from openvino.check()
     yield from _doctor_checks.check_conflicts(installed)
     yield from _doctor_checks.check_storage()
 

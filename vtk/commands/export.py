@@ -8,6 +8,7 @@ from vtk.errors import UsageError
 
 TARGETS = {
     "onnx": "an ONNX file that any ONNX Runtime loads",
+    "openvino": "an OpenVINO model (IR) for CPUs, in fp32, bf16 or int8",
     "aoti": "a .pt2 compiled by AOTInductor, for C++ and Python",
     "tasks": "one ONNX file per task with shared weights, or one for mixed batches",
     "tensorrt": "an ONNX file for TensorRT, with scripts that build its engine",
@@ -50,6 +51,10 @@ def main(argv: list[str]) -> int:
         near = difflib.get_close_matches(target, TARGETS, 1)
         hint = f"did you mean `vtk export {near[0]}`?" if near else f"choose one of: {', '.join(TARGETS)}"
         raise UsageError(f"unknown export target `{target}`; {hint}")
+    if target == "openvino":
+        from vtk.commands._export_openvino import main as openvino
+
+        return openvino(rest)
     if target == "aoti":
         from vtk.commands._export_aoti import main as aoti
 

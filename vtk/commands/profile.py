@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
         positional=("source",),
         examples=(
             "vtk profile runs/pets/task --budget-ms 20 --out runs/pets/profile",
+            "vtk profile runs/pets/task --budget-ms 20 --on cpu --data data/pets --out runs/pets/search",
             "vtk profile runs/pets/onnx/model.onnx --backends ort-cpu --threads 4",
             "vtk profile vit_small_patch16_224 --no-pretrained --batch-sizes 1,8 --backends eager,compile",
             "vtk profile vit_small_patch16_224 --no-pretrained --img-sizes 224,384 --ceilings --out sizes",
@@ -43,6 +44,8 @@ def main(argv: list[str]) -> int:
         return _ceilings(config)
     if config.img_sizes:
         return _sizes(config, command)
+    if config.on is not None:
+        return _search(config, command)
     from vtk.profiling.profile import profile
     from vtk.profiling.report import FILES, print_result
 
@@ -54,6 +57,21 @@ def main(argv: list[str]) -> int:
             console.say(f"wrote {config.out / name}")
     else:
         console.say("no files written; --out DIR writes a plot, a page for the browser, JSON and CSV")
+    console.emit_json(result.to_dict())
+    return result.exit_code
+
+
+def _search(config: ProfileCommand, command: str) -> int:
+    from vtk.profiling.search.report import FILES, print_search
+    from vtk.profiling.search.search import search_setups
+
+    result = search_setups(config.source, config, command=command, **config.opening())
+    if config.out is not None:
+        for name in FILES:
+            console.say(f"wrote {config.out / name}")
+    else:
+        console.say("no files written; --out DIR writes the plot of the frontier, JSON and CSV")
+    print_search(result)
     console.emit_json(result.to_dict())
     return result.exit_code
 
@@ -101,11 +119,14 @@ def _ceilings(config: ProfileCommand) -> int:
 
     import torch
 
+    from vtk.data.pinning import pinned
     from vtk.models.devices import resolve_device
     from vtk.profiling import ceilings
 
-    device, threads = resolve_device(config.device), config.threads or torch.get_num_threads()
-    found = ceilings.measure(device, threads)
+    device = resolve_device(config.device)
+    with pinned(config.cpus, config.threads) as chosen:
+        threads = chosen or torch.get_num_threads()
+        found = ceilings.measure(device, threads)
     console.say(f"{ceilings.key(device, threads)}: {ceilings.describe(found)}")
     console.say(f"stored in {ceilings.path()}")
     console.emit_json({"device": ceilings.key(device, threads), **dataclasses.asdict(found)})

@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import (
+    AutoThreshold,
     Base,
+    Cpus,
     Folder,
     Fp8Images,
     MaybeOut,
     NamedSource,
     Overwrite,
     Reference,
+    Risk,
     RunBackend,
     RunBatch,
     RunDevice,
@@ -41,6 +44,7 @@ class RunOptions(Config):
     device: RunDevice = None
     batch_size: RunBatch = None
     threads: Threads = None
+    cpus: Cpus = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +59,14 @@ class EvalConfig(RunOptions):
     split: Split = "val"
     reference: Reference = None
     workers: Workers = None
+    threshold: AutoThreshold = None
+    risk: Risk = None
     out: MaybeOut = None
     overwrite: Overwrite = False
+
+    def check(self) -> None:
+        """Refuse a risk without ``--threshold auto``."""
+        check_risk(self.threshold, self.risk)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +80,29 @@ class PredictConfig(RunOptions):
     images: Annotated[Path, Option("an image, or a folder of images at any depth", "data", often=True)]
     top_k: Annotated[int, Option("labels per image, most likely first", "output", often=True, least=1)] = 3
     threshold: Annotated[
-        float | None,
-        Option("multi-label models: minimum probability of a label (default: 0.5)", "output", often=True, least=0,
-               most=1),
+        float | Literal["auto"] | None,
+        Option('auto: "unknown" below a score chosen for --risk; multi-label: least probability (0.5)', "output",
+               often=True, least=0, most=1),
     ] = None  # fmt: skip
+    risk: Risk = None
     out: _Table = None
     overwrite: Overwrite = False
     data: Fp8Images = None
 
     def check(self) -> None:
-        """Refuse fp8 without images, and images without fp8."""
+        """Refuse fp8 without images, images without fp8, and a risk without ``--threshold auto``."""
         check_fp8(self.precision, self.data)
+        check_risk(self.threshold, self.risk)
+
+
+def check_risk(threshold: float | str | None, risk: float | None) -> None:
+    """Refuse ``--risk`` without ``--threshold auto``.
+
+    Raises:
+        UsageError: says what to add.
+    """
+    if risk is not None and threshold != "auto":
+        raise UsageError(f"`--risk` {risk:g} is for --threshold auto, which was not given; add it, or leave --risk out")
 
 
 def check_fp8(precision: str | None, data: Path | None) -> None:

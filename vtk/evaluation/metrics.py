@@ -162,6 +162,7 @@ def evaluate(
     *,
     device: torch.device | str = "cpu",
     show_progress: bool = True,
+    keep: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Metrics:
     """Run ``predict`` over ``loader`` and compute the metrics.
 
@@ -174,6 +175,7 @@ def evaluate(
         classes: n names in index order.
         device: of the images passed to ``predict``.
         show_progress: draw a progress bar.
+        keep: called with the logits (B, n), fp32, and the labels (B,) of each batch, in order.
 
     Raises:
         DataError: the loader is empty.
@@ -201,6 +203,8 @@ def evaluate(
         predicted.append(best)
         near.append(within | (best == target))  # where logits tie, topk and argmax may choose differently
         losses.append(F.cross_entropy(logits.double(), target, reduction="none"))
+        if keep is not None:
+            keep(logits, labels)
     truth, guess = torch.cat(true).numpy(), torch.cat(predicted).cpu().numpy()
     return Metrics(
         count=len(truth),

@@ -53,6 +53,13 @@ Device = Annotated[
     ),
 ]  # fmt: skip
 Threads = Annotated[int | None, Option("CPU threads (default: torch's choice)", "running", least=1, most=MOST_THREADS)]
+Cpus = Annotated[
+    str | None,
+    Option(
+        "CPU cores to run on, such as 0-3 or 0,2; one thread on each without --threads (default: all)", "running",
+        pattern=r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", allowed="cores such as 0-3 or 0,2",
+    ),
+]  # fmt: skip
 Workers = Annotated[
     int | None,
     Option("processes that decode images (default: one per CPU core, at most 8)", "running", least=0, most=1024),
@@ -137,13 +144,27 @@ Int8 = Annotated[
 CalibrationImages = Annotated[
     int, Option("number of images of --data to calibrate on (--int8 static, --dtype fp8)", "format", least=1)
 ]
-Softmax = Annotated[bool, Option("output `probabilities` instead of `logits`", "format")]
+MaxDrop = Annotated[
+    float | None,
+    Option("--int8 static: keep products in float until int8 changes the class of at most POINTS % of images", "format",
+           metavar="POINTS", above=0, below=100),
+]  # fmt: skip
+Softmax = Annotated[bool, Option("output `probabilities` (calibrated by the card) instead of `logits`", "format")]
+AutoThreshold = Annotated[
+    Literal["auto"] | None,
+    Option('auto: "unknown" where the score is below one chosen for --risk', "output", often=True),
+]
+Risk = Annotated[
+    float | None,
+    Option("--threshold auto: largest share of errors among the answers given (default: 0.02)", "output", above=0,
+           below=1),
+]  # fmt: skip
 
 # ---- running, judging and measuring a model
 RunBackend = Annotated[
     str | None,
     Option(
-        "eager, compile, fused, fused+nograph, ort-cpu, ort-cuda (default: eager; ort-cpu for .onnx)", "running",
+        "eager, compile, fused, ort-cpu, ort-cuda, openvino (default: eager; ort-cpu for .onnx)", "running",
         nonempty=True,
     ),
 ]  # fmt: skip
@@ -152,7 +173,8 @@ RunPrecision = Annotated[
     Option("precision (default: the training run's); fp8 is calibrated and judged on --data", "running"),
 ]
 Fp8Images = Annotated[
-    Path | None, Option("--precision fp8: folder; its training images calibrate, its held-out images judge", "data")
+    Path | None,
+    Option("--precision fp8, --on cpu: folder; its training images calibrate, its held-out images judge", "data"),
 ]
 RunDevice = Annotated[
     str | None,

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import Base, ImgSize, Out, Overwrite, RunDevice, Seed, Workers
+from vtk.options.shared import Base, Folder, ImgSize, Out, Overwrite, RunDevice, Seed, Workers
 
 PackDtype = Literal["fp32", "bf16", "int8"]
 FolderFormat = Literal["timm", "hf"]
@@ -65,6 +65,18 @@ class BundleConfig(Config):
     out: Out
     base: Base = None
     overwrite: Overwrite = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(Config):
+    """The pack to calibrate, and held-out images."""
+
+    pack: Pack
+    data: Folder
+    base: Base = None
+    device: RunDevice = None
+    workers: Workers = None
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,7 +90,9 @@ def from_peft(
         check_complete(created, state, adapter, len(card.classes))
         changed = select_tensors(state, created, ())[1]
         store_base(created.base)
-        card = dataclasses.replace(card, base=None, metrics={}, versions=_versions(), command="", pack={})
+        card = dataclasses.replace(
+            card.uncalibrated(), base=None, metrics={}, versions=_versions(), command="", pack={}
+        )
         dtype = as_stored(factors)
         if factors:
             factors |= unchanged_tables(created, state)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,8 @@ class Task:
         images: "Images",
         *,
         top_k: int = 3,
-        threshold: float | None = None,
+        threshold: float | Literal["auto"] | None = None,
+        risk: float | None = None,
         batch_size: int | None = None,
         device: str | torch.device | None = None,
         precision: str | None = None,
@@ -86,7 +87,9 @@ class Task:
             images: a path (a folder stands for its images), a PIL image, a uint8 array (H, W, C), or a list of these;
                 or a floating tensor (B, C, H, W) of normalised images, as `transform` returns them.
             top_k: labels of each image.
-            threshold: least probability of a label, for multi-label models; by default 0.5.
+            threshold: ``auto`` marks as ``unknown`` what scores below a threshold chosen for ``risk``; of multi-label
+                models the least probability of a label, by default 0.5.
+            risk: of ``auto``, the largest share of errors among the answers given; by default 0.02.
             batch_size: images per forward pass.
             device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``; by default the model's. On another device or in
                 another precision a copy of the model runs.
@@ -103,8 +106,8 @@ class Task:
         from vtk.packs.prediction import predict
 
         return predict(
-            self.model, self.card, images, top_k=top_k, threshold=threshold, batch_size=batch_size, device=device,
-            precision=precision,
+            self.model, self.card, images, top_k=top_k, threshold=threshold, risk=risk, batch_size=batch_size,
+            device=device, precision=precision,
         )  # fmt: skip
 
 

@@ -21,6 +21,8 @@ from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.eval_pipeline import eval_transform, read_input
 from vtk.data.sources.image_set import list_images
 from vtk.errors import UsageError
+from vtk.evaluation.abstention import with_threshold
+from vtk.evaluation.config import check_risk
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
 from vtk.models.devices import dtype_name, resolve_device, resolve_dtype
 from vtk.models.fp32 import FullPrecision
@@ -59,11 +61,16 @@ class ImageTransform:
 
 
 def predict(
-    model: nn.Module, card: Card, images: Images, *, top_k: int, threshold: float | None, batch_size: int | None,
+    model: nn.Module, card: Card, images: Images, *, top_k: int, threshold: float | str | None, risk: float | None,
+    batch_size: int | None,
     device: str | torch.device | None, precision: str | None,
 ) -> list[Prediction]:  # fmt: skip
     """Label images; `vtk.packs.load.Task.predict` says what the arguments are."""
     check_threshold(card, threshold, card.model.name)
+    if risk is not None and not (isinstance(risk, float) and 0 < risk < 1):
+        raise UsageError(f"`risk` is {risk!r:.80}; give a number above 0, below 1")
+    check_risk(threshold, risk)
+    card = with_threshold(card, threshold, risk, card.model.name)
     for name, value in (("top_k", top_k), ("batch_size", batch_size)):
         if value is None and name == "batch_size":
             continue

@@ -8,9 +8,13 @@ import math
 import re
 import sys
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from vtk.card import Card, InputSpec
+from vtk.evaluation.abstention import describe
 from vtk.markdown import block, quoted, span
+
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 FOLDED = 100
 """Number of classes above which the list is collapsed."""
@@ -38,15 +42,19 @@ def _is_foreign(line: str) -> bool:
     return line.split()[1].partition(".")[0] not in sys.stdlib_module_names
 
 
-def card_sections(card: Card, *, in_graph: bool = False, outputs: tuple[str, ...] = ("logits",)) -> str:
+def card_sections(
+    card: Card, *, in_graph: bool = False, outputs: tuple[str, ...] = ("logits",), called: Mapping[str, str] = NO_NAMES
+) -> str:
     """Return the sections that every artefact's page ends with.
 
     Args:
         card: of the model.
         in_graph: the model resizes and normalises by itself, and takes raw images.
-        outputs: names of what it gives.
+        outputs: what it gives, as this toolkit calls it.
+        called: names of outputs in the file that differ from these.
     """
-    return "\n".join([preprocessing(card.input, in_graph=in_graph), answer(card, outputs), class_list(card.classes)])
+    parts = [preprocessing(card.input, in_graph=in_graph), answer(card, outputs, called), class_list(card.classes)]
+    return "\n".join(parts)
 
 
 def shares_code(cards: Mapping[str, Card], *, name: str = "logits", test: str = "") -> str:
@@ -59,7 +67,12 @@ def shares_code(cards: Mapping[str, Card], *, name: str = "logits", test: str = 
     """
     several = [task for task, card in cards.items() if card.multi_label]
     sigmoid = "1 / (1 + np.exp(-values))"
-    softmax = "np.exp(values - values.max()) / np.exp(values - values.max()).sum()"
+    heats = {task: card.temperature for task, card in cards.items() if card.temperature != 1}
+    shifted = "values - values.max()"
+    if heats:
+        heat = f"{next(iter(heats.values()))!r}" if len(cards) == 1 else f"{heats!r}.get(task, 1)"
+        shifted = f"({shifted}) / {heat}"
+    softmax = f"np.exp({shifted}) / np.exp({shifted}).sum()"
     if name == "probabilities":
         return "values"
     if several and len(several) < len(cards):
@@ -97,26 +110,39 @@ def preprocessing(spec: InputSpec, *, in_graph: bool = False) -> str:
     return f"## Preprocessing\n\n{who}:\n\n" + "".join(f"- {line}\n" for line in lines)
 
 
-def answer(card: Card, outputs: tuple[str, ...] = ("logits",)) -> str:
-    """Return the section that says what the outputs mean."""
+def answer(card: Card, outputs: tuple[str, ...] = ("logits",), called: Mapping[str, str] = NO_NAMES) -> str:
+    """Return the section that says what the outputs mean; ``called`` as of `card_sections`."""
     count = len(card.classes)
     each = f"one for each of the {count} classes, in the order below"
     lines = []
     for name in outputs:
+        shown = span(called.get(name, name))
         if name == "features":
-            lines.append("`features`: the input of the classifier, pooled over the image")
+            lines.append(f"{shown}: the input of the classifier, pooled over the image")
         elif name == "probabilities":
-            lines.append(f"`probabilities`: {each}; they sum to 1")
+            lines.append(f"{shown}: {each}; they sum to 1" + _temperature(card))
+        elif name == "unknown":
+            assert card.threshold is not None
+            lines.append(f"{shown}: true where the largest of the calibrated probabilities is below "
+                         f"{card.threshold.score:.6g}: {describe(card.threshold)}")  # fmt: skip
         elif card.multi_label:
             lines.append(
-                f"{span(name)}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
+                f"{shown}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
                 "probability, and a label is predicted from 0.5 on (a logit of 0)"
             )
         else:
             lines.append(
-                f"{span(name)}: {each}. The predicted class is the largest logit; their softmax gives probabilities"
+                f"{shown}: {each}. The predicted class is the largest logit; their softmax gives probabilities"
+                + _temperature(card)
             )
     return "## Output\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _temperature(card: Card) -> str:
+    """Return how the probabilities are calibrated; empty where they are not."""
+    if card.temperature == 1:
+        return ""
+    return f" (calibrated: the logits are divided by the temperature {card.temperature:.6g} before the softmax)"
 
 
 def class_list(classes: tuple[str, ...]) -> str:

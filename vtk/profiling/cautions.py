@@ -21,7 +21,7 @@ def warnings_of(result: "ProfileResult") -> tuple[str, ...]:
     for backend in result.backends:
         for rule in (_falls, _recompiled, _clocks, _above_the_roof):
             found += rule(backend)
-        found += _other_arithmetic(backend, result.precision)
+        found += _other_arithmetic(backend, result.precision, alone=len(result.backends) == 1)
         found += _simulated(backend)
         found += _unstable(backend, result.stability_pct)
     return tuple(found)
@@ -66,12 +66,17 @@ def _above_the_roof(backend: "BackendResult") -> Iterator[str]:
         )
 
 
-def _other_arithmetic(backend: "BackendResult", precision: str) -> Iterator[str]:
+def _other_arithmetic(backend: "BackendResult", precision: str, *, alone: bool) -> Iterator[str]:
     """Rounded products are other work: their row cannot be set against the others."""
     if backend.arithmetic == "tf32" and any(c.status == "ok" for c in backend.cells):
         yield (
             f"{backend.name}: matrix products use {backend.arithmetic.upper()}, those of the other rows "
             f"{precision}: not the same work; build the engine with --no-tf32 to compare them"
+        )
+    if not alone and backend.arithmetic == "bf16" != precision and any(c.status == "ok" for c in backend.cells):
+        yield (
+            f"{backend.name}: floating-point products are in BF16, those of the other rows in {precision}: less exact; "
+            "--precision fp32 compares them alike"
         )
 
 

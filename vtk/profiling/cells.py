@@ -93,7 +93,7 @@ class BackendResult:
         provider: what really ran.
         device: where it ran.
         compiles: its first call at a batch size compiles a program for that size alone.
-        arithmetic: of its products where it is not the profile's precision: ``tf32``.
+        arithmetic: of its products where it is not the profile's precision: ``tf32``, ``bf16``.
         prepare_s: seconds for making the file it loads (ONNX export and verification), None when it needs none.
         cells: one per batch size.
     """

@@ -98,6 +98,16 @@ def judge_rows(got: Tensor, want: Tensor, precision: str, scale: float) -> tuple
     return (along & near) | (differ == 0), differ
 
 
+def loosest(precision: str, arithmetic: str = "") -> str:
+    """Return which of two precisions' bounds hold for a back-end.
+
+    Args:
+        precision: of the profile or the file.
+        arithmetic: of the back-end's products, where it is another; "" where it is not.
+    """
+    return min(precision, arithmetic or precision, key=lambda kind: MIN_COSINE.get(kind, 1.0))
+
+
 def tolerance_of(precision: str, scale: float) -> str:
     """Return the bound of a precision in words."""
     least = MIN_COSINE.get(precision)

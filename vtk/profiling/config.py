@@ -8,6 +8,7 @@ from vtk.evaluation.config import FP8_BACKENDS, check_fp8
 from vtk.options import Config, Option
 from vtk.options.shared import (
     BudgetMs,
+    Cpus,
     Device,
     Fp8Images,
     ImgSize,
@@ -46,6 +47,7 @@ class ProfileConfig(Config):
     ] = "auto"
     data: Fp8Images = None
     threads: Threads = None
+    cpus: Cpus = None
     duration: Annotated[
         float, Option("maximum seconds per back-end and batch size; stable ones end earlier", often=True, above=0)
     ] = 10.0
@@ -56,6 +58,12 @@ class ProfileConfig(Config):
     ] = "interleaved"
     h2d: Annotated[Literal["in", "out"], Option("include host-device copies in the times (in) or not (out)")] = "out"
     budget_ms: BudgetMs = None
+    on: Annotated[
+        Literal["cpu"] | None,
+        Option("cpu: search back-ends, precisions, batch sizes, threads and instances for the best within --budget-ms",
+               often=True),
+    ] = None  # fmt: skip
+    exhaustive: Annotated[bool, Option("--on cpu: measure every setup for the whole --duration")] = False
     ceilings: Annotated[
         bool, Option("first measure the device's memory bandwidth and matmul rate, for the roofline")
     ] = False
@@ -73,9 +81,30 @@ class ProfileConfig(Config):
         """Refuse options that contradict each other."""
         if self.tasks and not {"bank", "bank+graph"} & set(self.backends):
             raise UsageError(f"`--tasks` {_show(self.tasks)} is for the back-end `bank`; add it to --backends")
-        check_fp8(self.precision, self.data)
+        if self.on is None:
+            check_fp8(self.precision, self.data)
+        self._check_search()
         if self.precision == "fp8" and (others := [name for name in self.backends if name not in FP8_BACKENDS]):
             raise UsageError(f"`--backends` {_show(tuple(others))} has no fp8; give {' and '.join(FP8_BACKENDS)}")
+
+    def _check_search(self) -> None:
+        """Refuse options that a search does not have, or that only a search has."""
+        if self.on is None:
+            if self.exhaustive:
+                raise UsageError("`--exhaustive` is of the search; add --on cpu --budget-ms MS")
+            return
+        if self.budget_ms is None:
+            raise UsageError("`--on cpu` searches the highest throughput within a latency; give --budget-ms MS")
+        if self.device not in ("auto", "cpu"):
+            raise UsageError(f"`--device` {self.device} contradicts --on cpu; leave one of them out")
+        if self.precision in ("fp16", "fp8"):
+            raise UsageError(
+                f"`--precision` {self.precision} is none of a CPU's (--on cpu); give fp32 or bf16, or leave it out"
+            )
+        idle = {"--order": self.order != "interleaved", "--h2d": self.h2d != "out", "--ceilings": self.ceilings,
+                "--tasks": self.tasks, "--img-sizes": self.img_sizes}  # fmt: skip
+        if given := [flag for flag, value in idle.items() if value]:
+            raise UsageError(f"`--on cpu` does nothing with {' and '.join(given)}; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +141,7 @@ class ProfileCommand(ProfileConfig, SourceOptions):
         mode = "--compare" if self.compare else "--ceilings without a source"
         given = {
             "--out": self.out, "--img-sizes": self.img_sizes, "--img-size": self.img_size, "--tasks": self.tasks,
-            "--budget-ms": self.budget_ms, "--backends": self.backends, "--reference": self.reference,
+            "--budget-ms": self.budget_ms, "--on": self.on, "--backends": self.backends, "--reference": self.reference,
             "--ceilings": self.compare and self.ceilings,
         }  # fmt: skip
         if idle := [flag for flag, value in given.items() if value]:

@@ -4,7 +4,7 @@ import importlib.metadata
 import platform
 from pathlib import Path
 
-PACKAGES = ("vit-toolkit", "torch", "timm", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "triton")
+PACKAGES = ("vit-toolkit", "torch", "timm", "onnx", "onnxruntime-gpu", "onnxruntime", "openvino", "numpy", "triton")
 
 
 def versions() -> dict[str, str]:

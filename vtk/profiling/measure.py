@@ -12,7 +12,7 @@ from torch import Tensor
 from vtk.errors import VtkError
 from vtk.profiling.calls import MIN_RUNS, WARMUP_S, first_line, time_calls, warm_up
 from vtk.profiling.cells import Cell, CellStatus
-from vtk.profiling.compare import Difference, batch_of, centred, compare, gives_probabilities
+from vtk.profiling.compare import Difference, batch_of, centred, compare, gives_probabilities, loosest
 from vtk.profiling.compile_watch import Compilations
 from vtk.profiling.inputs import Inputs
 from vtk.profiling.memory import Holdings, PeakMemory, available_bytes, is_out_of_memory, release
@@ -218,7 +218,7 @@ class CellRun:
     def _matches(self, when: str = "") -> bool:
         """Hold the last call's output against the reference of its images."""
         assert self._last is not None
-        kind = getattr(self.backend, "arithmetic", "") or self.plan.precision
+        kind = loosest(self.plan.precision, getattr(self.backend, "arithmetic", ""))
         got, want = self._last, self.plan.reference.roll(-(self._turn % VARIANTS), 0)
         if self.plan.probabilities or gives_probabilities(self.backend):
             half = self.backend.dtype.itemsize == 2

@@ -1,8 +1,8 @@
 """Counts the bytes of weights and live activations of one call on a CPU.
 
 Of torch's back-ends, compiled ones too, every allocation and release of one call is read from torch's profiler: the
-peak is the same in every run, which no reading of the process's memory is. Of an ONNX file the graph is walked as it
-stands in the file (`onnx_memory`). Memory that libraries take for themselves is in neither.
+peak is the same in every run, which no reading of the process's memory is. Of an ONNX file or an IR the graph is walked
+as it stands in the file (`onnx_memory`, `openvino_memory`). Memory that libraries take for themselves is in neither.
 """
 
 import os
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtk.runtime.backends.base import Backend
+from vtk.runtime.backends.base import Backend, needs_onnx
 
 NOTE = (
-    "counted are weights and the images and activations that are alive at once in a call (torch: allocations; ONNX: "
-    "the file's graph, unfused), not what libraries take for themselves"
+    "counted are weights and the images and activations that are alive at once in a call (torch: allocations; ONNX "
+    "and IR: the file's graph, unfused), not what libraries take for themselves"
 )
 
 
@@ -48,12 +48,15 @@ def count_memory(
         file: that the back-end runs, None for a model in torch.
     """
     images = sum(value.nbytes for value in inputs.values())
-    if backend.name.startswith("ort-"):
-        from vtk.profiling.onnx_memory import memory_of_onnx
-
+    if needs_onnx(backend.name):
         if file is None:
             return Counted()
-        weights, live = memory_of_onnx(file, {n: tuple(v.shape) for n, v in inputs.items()})
+        if file.suffix == ".xml":
+            from vtk.profiling.openvino_memory import memory_of_ir as memory_of
+        else:
+            from vtk.profiling.onnx_memory import memory_of_onnx as memory_of
+        called = getattr(backend, "file_name", str)
+        weights, live = memory_of(file, {called(n): tuple(v.shape) for n, v in inputs.items()})
         return Counted(weights, None if live is None else live + images)
     live = live_peak(call)
     return Counted(_weights(backend, file), None if live is None else live + images)

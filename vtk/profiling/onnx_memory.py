@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 
+from vtk.profiling.live_values import peak_of
 from vtk.profiling.onnx_work import without_data
 
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -61,25 +62,7 @@ def memory_of_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[i
                 owner[name] = owner.get(node.input[0], name) if node.op_type in _VIEWS else name
         uses.update(owner[name] for name in node.input if name in owner)
     uses.update(owner[value.name] for value in graph.output if value.name in owner)  # alive to the end
-    return total, _peak(graph, sizes, owner, uses)
-
-
-def _peak(graph: onnx.GraphProto, sizes: dict[str, int], owner: dict[str, str], uses: Counter[str]) -> int:
-    """Run through the nodes: a value is there from the node that makes it to the last one that reads it."""
-    alive, now, peak = set[str](), 0, 0
-    for node in graph.node:
-        produced = {owner[name] for name in node.output if name in owner} - alive
-        alive |= produced
-        now += sum(sizes[name] for name in produced)
-        peak = max(peak, now)
-        for name in node.input:
-            if name in owner:
-                uses[owner[name]] -= 1
-        for name in {owner[n] for n in (*node.input, *node.output) if n in owner}:
-            if name in alive and uses[name] == 0:
-                alive.discard(name)
-                now -= sizes[name]
-    return peak
+    return total, peak_of([(node.input, node.output) for node in graph.node], sizes, owner, uses)
 
 
 def _bytes_of(kind: int) -> int:

@@ -77,15 +77,19 @@ def _flops(node: NodeProto, shapes: dict[str, list[int]]) -> int | None:
 
 def _drop_preprocessing(proto: ModelProto, shape: tuple[int, ...]) -> None:
     """Let the graph begin where images have the model's size, if it prepares them itself."""
-    source = next((i for i, node in enumerate(proto.graph.node) if "pixel_values" in node.output), None)
-    if source is None:
+    nodes = list(proto.graph.node)
+    prepares = [i for i, node in enumerate(nodes) if node.name.startswith("preprocess_")]
+    prepares = prepares or [i for i, node in enumerate(nodes) if "pixel_values" in node.output]
+    if not prepares:
         return
+    source = prepares[-1]
+    name = proto.graph.node[source].output[0]
     last = {a.name: a.i for a in proto.graph.node[source].attribute}
     kind = last.get("to", onnx.TensorProto.FLOAT)  # a file in half precision rounds them at last
     rest = list(proto.graph.node)[source + 1 :]  # the nodes before are those that prepare images
     del proto.graph.node[:], proto.graph.input[:]
     proto.graph.node.extend(rest)
-    proto.graph.input.append(onnx.helper.make_tensor_value_info("pixel_values", kind, ["batch", *shape]))
+    proto.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, ["batch", *shape]))
     used = {name for node in rest for name in node.input}
     weights = [tensor for tensor in proto.graph.initializer if tensor.name in used]
     del proto.graph.initializer[:]

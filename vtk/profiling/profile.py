@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Unpack
 import torch
 
 from vtk import console
+from vtk.data.pinning import parse_cores, pinned, show_cores
 from vtk.errors import UsageError
 from vtk.evaluation.config import FP8_BACKENDS
 from vtk.filesets import open_folder
-from vtk.models.devices import FP8, resolve_device
+from vtk.models.devices import DTYPES, FP8, resolve_device
 from vtk.options import expect
 from vtk.packages import require
 from vtk.profiling import ceilings
@@ -30,12 +31,13 @@ from vtk.profiling.session import Session, supports
 from vtk.profiling.work import Ceilings, Work, work_of
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.opening import open_source, open_with_notes
+from vtk.runtime.run_conditions import openvino_precision
 from vtk.runtime.source import Opening, Source
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
 
-ONE_WAY = ("aoti", "tensorrt")
+ONE_WAY = ("openvino", "aoti", "tensorrt")
 """Kinds of sources that only the back-end of that name runs."""
 
 _RESIDENT = (
@@ -87,6 +89,7 @@ def profile(
 
             require("matplotlib")
             stack.enter_context(open_folder(config.out, MARKS, command or "vtk profile", overwrite=config.overwrite))
+        config = replace(config, threads=stack.enter_context(pinned(config.cpus, config.threads)))
         opened = open_with_notes(source, many=True, **opening)
         trust = opening.get("trust", False)
         reference = None if config.reference is None else open_source(config.reference, trust=trust)
@@ -111,7 +114,8 @@ def run(
 ) -> ProfileResult:
     """Measure an open ``source`` with the back-ends that ``load`` gives; `profile` without files."""
     device = resolve_device(config.device)
-    if config.precision == "auto":
+    auto = config.precision == "auto"
+    if auto:
         config = replace(config, precision=source.facts.precision)  # type: ignore[arg-type]
     if not config.backends and source.kind in ONE_WAY:
         config = replace(config, backends=(source.kind,))  # nothing else runs it, so its absence is no row but the end
@@ -125,7 +129,10 @@ def run(
     limits = find_ceilings(config, device, threads)
     torch.set_num_threads(threads)
     try:
-        with Session(config, source, load, device, threads, reference) as session:
+        with Session(config, source, load, device, threads, reference, auto) as session:
+            if auto and "openvino" in names:
+                for note in openvino_precision(None)[1]:
+                    console.say(note)
             session.prepare(names)
             count = max(LEAST_DISTINCT, min(DISTINCT, max(config.batch_sizes)))
             inputs = make_inputs(source, count, seed=config.seed, tasks=len(source.tasks))
@@ -154,7 +161,7 @@ def run(
         model=source.card.model.name,
         input_shape=shape,
         device=str(device),
-        device_name=device_name(str(device)),
+        device_name=device_name(str(device)) + (f", cores {_cores(config)}" if config.cpus else ""),
         precision=config.precision,
         threads=threads,
         duration_s=config.duration,
@@ -185,6 +192,10 @@ def default_backends(device: torch.device, kind: str = "") -> tuple[str, ...]:
     return tuple(name for name in names if supports(name, kind))
 
 
+def _cores(config: ProfileConfig) -> str:
+    return show_cores(parse_cores(config.cpus or ""))
+
+
 def find_ceilings(config: ProfileConfig, device: torch.device, threads: int) -> Ceilings | None:
     """Return what an earlier measurement of the device found; with ``config.ceilings`` measure now."""
     if not config.ceilings:
@@ -209,6 +220,8 @@ def _against(
     """Set every cell against the least time that the ceilings of the device allow."""
     if work is None or limits is None or backend.device != device:
         return backend
+    if backend.arithmetic in DTYPES:
+        precision = backend.arithmetic
 
     def share(cell: Cell) -> Cell:
         floor = work.floor_s(cell.batch, precision, limits)

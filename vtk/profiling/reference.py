@@ -17,7 +17,7 @@ from vtk.runtime.source import Source
 
 Loader = Callable[..., Backend]
 
-FILES = ("onnx", "aoti", "tensorrt")
+FILES = ("onnx", "openvino", "aoti", "tensorrt")
 """Kinds of sources that hold no model in torch."""
 
 
@@ -86,8 +86,10 @@ def reference_of(
     if source.kind not in FILES:
         return Reference(torch_reference(source.model(), images), f"torch fp32 on the CPU{given}{how}", kind)
     name, options, said, cautions = _reference_backend(source, device)
-    # a file of another precision than asked for is refused by its back-end; a reference has its own
-    dtype = source.facts.precision if source is not profiled else precision
+    # a file of another precision than asked for is refused by its back-end; a reference has its own, and what OpenVINO
+    # rounds to bf16 is held against fp32
+    own = source is not profiled or source.kind in ("onnx", "openvino")
+    dtype = source.facts.precision if own else precision
     backend = load(name, source, dtype=dtype, threads=threads, **options)
     size = backend.batch or max(least_images(backend), 1 if source.kind in ("aoti", "tensorrt") else 8)
     more = inputs.more if source is profiled else {}
@@ -105,6 +107,10 @@ def _reference_backend(source: Source, device: torch.device) -> tuple[str, dict[
         if source.facts.precision == "bf16":  # onnxruntime has no bf16 arithmetic on a CPU
             return "ort-cuda", {**options, "device": device}, "onnxruntime on CUDA without optimisation", ()
         return "ort-cpu", {**options, "device": "cpu"}, "onnxruntime on the CPU without graph optimisation", ()
+    if source.kind == "openvino":
+        caution = f"there is no independent reference for {source.name}: give the pack it was made of as --reference"
+        options = {"device": "cpu", **({"raw": True} if source.facts.preprocessing else {})}
+        return "openvino", options, "OpenVINO in fp32, the file itself", (caution,)
     caution = f"there is no independent reference for {source.name}: give the pack it was made of as --reference"
     return source.kind, {"device": device}, "the file itself, one image at a time", (caution,)
 

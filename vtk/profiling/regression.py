@@ -147,6 +147,8 @@ def _differences(old: ProfileResult, new: ProfileResult) -> tuple[str, ...]:
     pairs = [(name.replace("_", " "), getattr(old, name), getattr(new, name)) for name in _CONDITIONS]
     pairs += [(name, old.versions.get(name, "none"), new.versions.get(name, "none"))
               for name in sorted({*old.versions, *new.versions})]  # fmt: skip
+    products = [{b.name: b.arithmetic or one.precision for b in one.backends} for one in (old, new)]
+    pairs += [(f"products of {name}", a, products[1].get(name, a)) for name, a in products[0].items()]
     return tuple(f"{name}: {a} and {b}" for name, a, b in pairs if a != b)
 
 

@@ -1,9 +1,11 @@
 """A profile as text, cell by cell: titles, columns, rows and notes of every report."""
 
 from vtk import console
+from vtk.models.devices import DTYPES
 from vtk.profiling.cells import BackendResult, Cell
 from vtk.profiling.result import ProfileResult
 from vtk.profiling.stats import BEYOND, runs_needed
+from vtk.runtime.backends.base import needs_onnx
 
 DASH = "–"
 UNSTABLE = "~"
@@ -22,9 +24,9 @@ def heading(backend: BackendResult) -> str:
     """Return a back-end's name, provider, load time and largest output difference, or why it has no numbers."""
     if backend.reason:
         return f"{backend.name}: {backend.status}: {backend.reason}"
-    parts = [backend.provider]
+    parts = [backend.provider, *([f"floats in {backend.arithmetic}"] if backend.arithmetic in DTYPES else [])]
     if backend.prepare_s is not None:
-        what = "ONNX export" if backend.name.startswith("ort-") else "compiled ahead of time in"
+        what = "ONNX export" if needs_onnx(backend.name) else "compiled ahead of time in"
         parts.append(f"{what} {backend.prepare_s:.1f} s")
     parts.append(f"load {DASH if backend.load_s is None else f'{backend.load_s:.2f} s'}")
     parts.append(f"max diff {DASH if backend.max_diff is None else f'{backend.max_diff:.2g}'}")

@@ -12,6 +12,8 @@ from vtk.runtime.backends.base import Backend, load_backend, predictor
 from vtk.runtime.run_conditions import Conditions, choose_conditions
 from vtk.runtime.source import Source
 
+_FILES = {"onnx": "an ONNX file", "openvino": "an OpenVINO model"}
+
 
 class Agreement:
     """Counts images for which a second model has the same most likely class."""
@@ -30,12 +32,12 @@ class Agreement:
             UsageError: the reference is an ONNX file, or has other classes or preprocessing.
         """
         judge = reference or source
-        if reference is not None and reference.kind == "onnx":
-            raise UsageError(f"`--reference` {reference.path} is an ONNX file; give a pack or a checkpoint")
-        if judge.kind == "onnx":
+        if reference is not None and reference.kind in _FILES:
+            raise UsageError(f"`--reference` {reference.path} is {_FILES[reference.kind]}; give a pack or a checkpoint")
+        if judge.kind in _FILES:
             return None
         # bf16 rounding in training is not an error of an fp32 file: compare with torch in its own precision
-        ways = choose_conditions(judge, precision=conditions.precision if source.kind == "onnx" else None)
+        ways = choose_conditions(judge, precision=source.facts.precision if source.kind in _FILES else None)
         if reference is None and (ways.backend, ways.precision, ways.device) == (
             conditions.backend, conditions.precision, conditions.device
         ):  # fmt: skip

@@ -51,6 +51,16 @@ class DataImages:
         halves = [_every_second(self.judging, first) for first in (1, 0)]
         return halves[0], _without_copies(halves[1], halves[0])
 
+    @cached_property
+    def choice(self) -> tuple[ImageSelection, ImageSelection]:
+        """Images to choose by what of a calibrated file is kept in higher precision, and images to verify it with.
+
+        Each gets every second one of those that `calibration` has for the second.
+        """
+        judged = self.calibration[1]
+        halves = [_every_second(judged, first) for first in (0, 1)]
+        return halves[0], _without_copies(halves[1], halves[0])
+
 
 def data_images(
     card: Card, data: Path | None, split: Split | None = None, *, described: bool = True

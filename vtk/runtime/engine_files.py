@@ -79,7 +79,9 @@ def open_engine(path: Path) -> Source:
         raise DataError(f"{card_path} is not the card that {path.name} was exported with; export and build it again")
     check_model(path, stamp)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
-    return Source("tensorrt", name, path, card, facts=Facts(profile["precision"]), trusted=True)
+    return Source(
+        "tensorrt", name, path, card, facts=Facts(profile["precision"], names=profile.get("names", {})), trusted=True
+    )
 
 
 def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:
@@ -93,6 +95,9 @@ def read_profile(path: Path, stamp: Stamp) -> dict[str, Any]:
     known = isinstance(found, dict) and found.get("precision") in PRECISIONS and isinstance(found.get("tf32"), bool)
     if not known:
         raise DataError(f"{file} does not say in which precision {path.name} computes; export again")
+    names = found.get("names", {})
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise DataError(f"{file} has `names` that are none; export again")
     if found.get("onnx_sha256") != stamp.onnx_sha256:
         raise DataError(f"{file} is of another model than {path.name} was built from; {_AGAIN}")
     return dict(found)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk.card import from_plain
@@ -31,6 +31,9 @@ class Facts:
         batch_dependence: largest change of an image's outputs by other images of the call, measured at verification, as
             a fraction of the largest output; 0 if it is rounding.
         fp8: whether the wide products read e4m3; ``precision`` is that of the rest.
+        names: of inputs and outputs that the file calls otherwise than this toolkit (``pixel_values``, ``images``,
+            ``logits``, ``probabilities``, ``features``, ...): the toolkit's name to the file's.
+        stored: ``fp16`` where weights are stored in that type and computed with in ``precision``, else "".
     """
 
     precision: str = "fp32"
@@ -42,11 +45,21 @@ class Facts:
     target: str = ""
     batch_dependence: float = 0.0
     fp8: bool = False
+    names: dict[str, str] = field(default_factory=dict, compare=False)
+    stored: str = ""
+
+    def name(self, term: str) -> str:
+        """Return what the file calls an input or output that this toolkit calls ``term``."""
+        return self.names.get(term, term)
+
+    def term(self, name: str) -> str:
+        """Return what this toolkit calls an input or output of the file."""
+        return next((term for term, given in self.names.items() if given == name), name)
 
     @property
     def kind(self) -> str:
         """The precision whose limits its outputs are compared with: ``int8``, ``fp8``, or ``precision``."""
-        return "int8" if self.int8 else "fp8" if self.fp8 else self.precision
+        return "int8" if self.int8 else "fp8" if self.fp8 else self.stored or self.precision
 
     @property
     def calibrated(self) -> bool:
@@ -60,7 +73,14 @@ class Facts:
 
     def props(self) -> dict[str, str]:
         """Return the properties to write: none for a plain file."""
-        return {} if self == PLAIN else {KEY: json.dumps(dataclasses.asdict(self))}
+        if self == PLAIN and not self.names:
+            return {}
+        values = dataclasses.asdict(self)
+        if not self.names:  # a key that earlier versions do not know, and need not know of such a file
+            del values["names"]
+        if not self.stored:
+            del values["stored"]
+        return {KEY: json.dumps(values)}
 
     def notes(self) -> tuple[str, ...]:
         """Return the lines that a command prints when it opens the file."""
@@ -69,6 +89,7 @@ class Facts:
         kind = f"int8 ({self.int8})" if self.int8 else f"fp8, the rest {self.precision}" if self.fp8 else self.precision
         if not self.verified:
             return (f"this {kind} file was exported with --unverified: its outputs were not compared with torch",)
+        kind += f", its weights stored in {self.stored}" if self.stored else ""
         ends = ", its inputs and outputs fp32" if self.keep_io_types else ""
         alone = (
             "; its outputs depend on the other images of a call, so `vtk eval` and `vtk predict` run one image a call"
@@ -93,6 +114,13 @@ def read_facts(properties: Mapping[str, str], path: Path) -> Facts:
         return PLAIN
     where = f"{path}: `{KEY}`"
     facts = from_plain(Facts, parse_json(properties[KEY], where), where)
-    if facts.precision not in PRECISIONS or facts.int8 not in ("", "dynamic", "static"):
-        raise DataError(f"{where} says {facts.precision!r}, {facts.int8!r}; the file was edited, export it again")
+    if (
+        facts.precision not in PRECISIONS
+        or facts.int8 not in ("", "dynamic", "static")
+        or facts.stored not in ("", "fp16")
+    ):
+        said = f"{facts.precision!r}, {facts.int8!r}, {facts.stored!r}"
+        raise DataError(f"{where} says {said}; the file was edited, export it again")
+    if len({*facts.names.values()}) < len(facts.names):
+        raise DataError(f"{where} has one name for two tensors; the file was edited, export it again")
     return facts

@@ -1,7 +1,8 @@
 """Opens ONNX files: reads the card or the shapes, and checks the external files of weights."""
 
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import file_digest
 
 _MAX_CLASSES = 1 << 20
+_FLOATS = (1, 10, 16)
+"""Numbers of TensorProto.DataType for fp32, fp16 and bf16."""
 _NAMED = re.compile(r".*-([0-9a-f]{12})\.data")
 """A file of `vtk export tasks`: its name ends in the first digits of the sha256 of its bytes."""
 _AGAIN = "keep the files of an export together, or export it again"
@@ -43,10 +46,13 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     remark = digests.check(proto, path)
     name = path.parent.name if path.stem == "model" and path.parent.name else path.name
     meta = {entry.key: entry.value for entry in proto.metadata_props}
-    types = {value.name: value.type.tensor_type for value in (*proto.graph.input, *proto.graph.output)}
-    shapes = {
-        name: [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim] for name, kind in types.items()
-    }
+    facts = read_facts(meta, path)
+    weights = {tensor.name for tensor in proto.graph.initializer}  # which old files list among the inputs
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    if "vtk" not in meta:
+        facts = dataclasses.replace(facts, names={**foreign_names(inputs, proto.graph.output), **facts.names})
+    types = {facts.term(value.name): value.type.tensor_type for value in (*inputs, *proto.graph.output)}
+    shapes = {name: _shape(kind) for name, kind in types.items()}
     if "task" in shapes and not many:
         raise UsageError(
             f"{path} holds many tasks and is run with a `task` beside each image; give the .onnx file of one task "
@@ -55,7 +61,7 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     image = shapes.get("pixel_values", [])
     logits = shapes.get("logits", shapes.get("probabilities", []))
     if "vtk" in meta:
-        card, facts = Card.from_json(meta["vtk"], path), read_facts(meta, path)
+        card = Card.from_json(meta["vtk"], path)
         expected = [card.input.in_chans, *card.input.size, len(card.classes)]
         found = [*image[1:], *logits[1:]]
         # raw images, a dynamic size or an output of features leave some of these numbers open
@@ -71,10 +77,15 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
         return Source("onnx", name, path, card, notes=(*facts.notes(), *filter(None, (remark,))), facts=facts)
     if len(image) != 4 or not all(image[1:]) or len(logits) != 2 or not logits[1]:
         raise DataError(
-            f"{path} has the inputs and outputs {shapes}; this toolkit runs `pixel_values` (batch, channels, height, "
-            "width) with a fixed size to `logits` (batch, classes)"
+            f"{path} has the inputs and outputs {shapes}; this toolkit runs files with one input of images (batch, "
+            "channels, height, width) of a fixed size, and one output (batch, classes) or one called `logits`"
         )
     chans, height, width = (d or 0 for d in image[1:])
+    if width in (1, 3, 4) and chans > width:
+        raise DataError(
+            f"{path} takes images as (batch, height, width, channels), {image}; this toolkit runs files that take "
+            "(batch, channels, height, width)"
+        )
     if not (0 < chans <= MAX_CHANNELS and min(height, width) > 0 and height * width <= MAX_PIXELS
             and 0 < logits[1] <= _MAX_CLASSES):  # fmt: skip
         raise DataError(
@@ -88,7 +99,34 @@ def open_onnx(path: Path, *, many: bool = False) -> Source:
     card = Card(ModelSpec("onnx"), spec, tuple(str(i) for i in range(logits[1])))
     precision = {onnx.TensorProto.FLOAT16: "fp16", onnx.TensorProto.BFLOAT16: "bf16"}
     kind = precision.get(types["pixel_values"].elem_type, "fp32")
-    return Source("onnx", name, path, card, described=False, facts=Facts(kind), tasks=tuple(cards))
+    return Source("onnx", name, path, card, described=False, facts=Facts(kind, names=facts.names),
+                  tasks=tuple(cards))  # fmt: skip
+
+
+def foreign_names(inputs: Sequence[Any], outputs: Sequence[Any]) -> dict[str, str]:
+    """Return names of a file of another program, as of `Facts.names`: its images, and its (batch, classes).
+
+    Args:
+        inputs: of the graph, without weights.
+        outputs: of the graph.
+
+    Where it is not clear which they are, nothing is renamed.
+    """
+    names = {value.name for value in (*inputs, *outputs)}
+    kinds = [(value.name, value.type.tensor_type) for value in inputs]
+    images = [name for name, kind in kinds if len(_shape(kind)) == 4 and kind.elem_type in _FLOATS]
+    classes = [value.name for value in outputs if len(_shape(value.type.tensor_type)) == 2]
+    found: dict[str, str] = {}
+    if len(images) == 1 and "pixel_values" not in names:
+        found["pixel_values"] = images[0]
+    if len(classes) == 1 and not names & {"logits", "probabilities"}:
+        found["logits"] = classes[0]
+    return found
+
+
+def _shape(kind: Any) -> list[int | None]:
+    """Return the axes of a tensor type; None for one without a number."""
+    return [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
 
 
 def _tasks_of(meta: Mapping[str, str], path: Path) -> dict[str, Card]:

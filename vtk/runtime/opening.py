@@ -37,14 +37,16 @@ def open_source(
     many: bool = False,
     classes: Sequence[str] | None = None,
     trust: bool = False,
+    weights: str | Path | None = None,
+    features: bool = False,
 ) -> Source:
     """Recognise the kind of ``source`` and read its card; weights are not read yet, except of an .onnx file.
 
     Args:
-        source: a pack folder, a run folder (its ``task`` is used), a merged .safetensors, an .onnx, .pt2 or TensorRT
-            file, a folder with ``model.onnx`` or ``model.safetensors``, or a timm model name. In memory: a `Task`; a
-            module that maps images (B, C, H, W) to logits (B, classes), which is copied to be run and never changed; or
-            a source, which is returned as it is.
+        source: a pack folder, a run folder (its ``task`` is used), a merged .safetensors, an .onnx, OpenVINO .xml, .pt2
+            or TensorRT file, a folder with ``model.onnx``, ``model.xml`` or ``model.safetensors``, or a timm model
+            name. In memory: a `Task`; a module that maps images (B, C, H, W) to logits (B, classes), which is copied to
+            be run and never changed; or a source, which is returned as it is.
         base: base weights of a pack, in place of the recorded ones.
         pretrained: timm name only: weights of the hub, else random ones.
         num_classes: timm name only: another number of classes than the weights have.
@@ -54,6 +56,9 @@ def open_source(
         classes: names of the classes of a timm name or a module, in the order of their logits.
         trust: allow machine code (a .pt2, a TensorRT engine) of a folder, too; by default only of a file whose own path
             is ``source``.
+        weights: timm name only: a file or folder of weights, in place of the hub's.
+        features: the model ends before its classifier and gives the pooled features (B, channels); it may be a backbone
+            that has no classifier. An exported file must have them among its outputs.
 
     Raises:
         UsageError: neither a file nor a timm model, an option that this kind of source does not take, or a module whose
@@ -66,8 +71,10 @@ def open_source(
     trust = set_value(SourceOptions, "trust", trust)
     options: dict[str, Any] = {"num_classes": num_classes, "img_size": img_size, "classes": classes}
     options["pretrained"] = None if pretrained else False
+    options["weights"] = weights = None if weights is None else Path(weights)
     if not isinstance(source, (str, Path)):
-        return _open_held(source, options | {"base": base})
+        held = _open_held(source, options | {"base": base})
+        return dataclasses.replace(held, features=True) if features and not held.features else held
     path = Path(source).expanduser()
     existing = path if path.exists() else existing_dir(path)
     if existing.exists():
@@ -75,21 +82,21 @@ def open_source(
             if given is not None:
                 flag = {"pretrained": "--no-pretrained", "classes": "classes"}.get(name, f"--{name.replace('_', '-')}")
                 raise UsageError(f"`{flag}` is for timm model names; {path} says itself what it is")
-        opened = _open_path(path, existing, many=many)
+        opened = _open_path(path, existing, many=many, features=features)
         if base is not None and opened.kind != "pack":
             raise UsageError(f"`--base` is for task packs; {path} is complete without one")
         named = opened.kind in ("aoti", "tensorrt") and existing.is_file()
         return dataclasses.replace(
-            opened, trusted=trust or named, _options={"base": None if base is None else Path(base)}
+            opened, trusted=trust or named, features=features, _options={"base": None if base is None else Path(base)}
         )
     text = str(source)
     # timm's names have a slash only after `hf-hub:`
     has_folder = path.is_absolute() or text.startswith((".", "~")) or ("/" in text and ":" not in text)
-    if has_folder or path.suffix in (".onnx", ".pt2", ".safetensors", *ENGINES, *_PICKLES):
+    if has_folder or path.suffix in (".onnx", ".xml", ".pt2", ".safetensors", *ENGINES, *_PICKLES):
         raise DataError(f"{path} does not exist")
     if base is not None:
         raise UsageError(f"`--base` is for task packs; `{text}` is not a folder here")
-    return _open_timm(text, pretrained, num_classes, img_size, seed, classes)
+    return _open_timm(text, pretrained, num_classes, img_size, seed, classes, weights, features)
 
 
 def _names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -121,13 +128,17 @@ def _open_held(source: "Source | Task | nn.Module", options: Mapping[str, Any]) 
     raise UsageError(f"{what} cannot be opened; give a path, a timm model name, a Task, an nn.Module or a Source")
 
 
-def _open_path(path: Path, existing: Path, *, many: bool = False) -> Source:
+def _open_path(path: Path, existing: Path, *, many: bool = False, features: bool = False) -> Source:
     from vtk.packs.cards import read_card
     from vtk.runtime.onnx_file import open_onnx
 
     if existing.is_file():
         if existing.suffix == ".onnx":
             return open_onnx(existing, many=many)
+        if existing.suffix == ".xml" or (existing.suffix == ".bin" and existing.with_suffix(".xml").is_file()):
+            from vtk.runtime.openvino_file import open_openvino
+
+            return open_openvino(existing.with_suffix(".xml"))
         if existing.suffix == ".pt2":
             from vtk.runtime.aoti_file import open_aoti
 
@@ -142,29 +153,33 @@ def _open_path(path: Path, existing: Path, *, many: bool = False) -> Source:
                 "(as base weights it can serve: `vtk finetune --weights`)"
             )
         if existing.name in ("task.json", "task.safetensors", "base_tensors.json"):
-            return _open_path(path.parent, existing.parent)
+            return _open_path(path.parent, existing.parent, features=features)
         if existing.suffix == ".safetensors":
             name = existing.parent.name if existing.stem == "model" and existing.parent.name else existing.stem
             card = read_card(existing)
-            if not card.classes:
+            if not card.classes and not features:
                 raise DataError(
                     f"{path} is a backbone without a classifier, as `vtk pretrain` writes it; fine-tune from it: "
-                    f"vtk finetune DATA --model {card.model.name} --weights {path}"
+                    f"vtk finetune DATA --model {card.model.name} --weights {path}; its features: vtk embed"
                 )
             return Source("checkpoint", name, existing, card)
-        raise DataError(f"{path} is none of: task pack, merged .safetensors, .onnx, .pt2, TensorRT engine")
+        raise DataError(
+            f"{path} is none of: task pack, merged .safetensors, .onnx, OpenVINO .xml, .pt2, TensorRT engine"
+        )
     run_note = f"{path} is a run folder; its best pack is taken: {path / 'task'}"
     for folder, note in ((existing, ""), (existing_dir(existing / "task"), run_note)):
         if (folder / "task.json").is_file():
             return Source("pack", pack_name(folder), folder, read_card(folder), notes=(note,) if note else ())
     if (existing / "model.onnx").is_file():
         return open_onnx(existing / "model.onnx")
+    if (existing / "model.xml").is_file():
+        return _open_path(path / "model.xml", existing / "model.xml")
     if (existing / "model.pt2").is_file():
         return _open_path(path / "model.pt2", existing / "model.pt2")
     if (existing / "model.safetensors").is_file():  # of `vtk parallelize`
-        return _open_path(path / "model.safetensors", existing / "model.safetensors")
+        return _open_path(path / "model.safetensors", existing / "model.safetensors", features=features)
     if (existing / "backbone.safetensors").is_file():  # of `vtk pretrain`
-        return _open_path(path / "backbone.safetensors", existing / "backbone.safetensors")
+        return _open_path(path / "backbone.safetensors", existing / "backbone.safetensors", features=features)
     if (existing / "adapter_config.json").is_file():
         raise DataError(f"{path} is a PEFT adapter; `vtk tasks from-peft {path} --out PACK` makes a pack of it")
     if files := sorted(file.name for file in existing.glob("*.onnx")):
@@ -179,6 +194,8 @@ def _open_timm(
     img_size: int | tuple[int, int] | None,
     seed: int,
     classes: Sequence[str] | None,
+    weights: Path | None,
+    features: bool,
 ) -> Source:
     from vtk.models.inputs import blank_model, input_spec
 
@@ -192,23 +209,30 @@ def _open_timm(
                              "num_classes")  # fmt: skip
         num_classes = len(classes)
     count = config.get("num_classes", 1000) if num_classes is None else num_classes
-    if not count or count < 1:
+    if features:  # built without a classifier, as timm itself does for features
+        count, classes = 0, None
+    elif not count or count < 1:
         raise UsageError(f"`{name}` has no classifier of its own; give --num-classes N")
     spec = input_spec(name, None, img_size)
     card = Card(ModelSpec(name), spec, tuple(map(str, classes or range(count))))
-    options = {"img_size": img_size, "pretrained": pretrained, "seed": seed}
-    return Source("timm", name, None, card, described=classes is not None, _options=options)
+    options = {"img_size": img_size, "pretrained": pretrained, "seed": seed, "weights": weights}
+    return Source(
+        "timm", name, None, card, described=classes is not None, features=features, _options=options
+    )  # fmt: skip
 
 
-def open_with_notes(source: "Openable", *, many: bool = False, **opening: Unpack[Opening]) -> Source:
+def open_with_notes(
+    source: "Openable", *, many: bool = False, features: bool = False, **opening: Unpack[Opening]
+) -> Source:  # fmt: skip
     """Open a source and print its notes; see `open_source` for the arguments and for what it raises.
 
     Args:
         source: what to open; a `Source` is returned unchanged.
         many: accept a file of many tasks.
+        features: as of `open_source`.
         opening: further arguments of `open_source`.
     """
-    opened = open_source(source, many=many, **opening)
+    opened = open_source(source, many=many, features=features, **opening)
     for note in () if opened is source else opened.notes:
         console.say(note)
     return opened

@@ -1,6 +1,7 @@
 """Predicts labels of image files; a file that cannot be read is reported and skipped."""
 
 import csv
+import dataclasses
 import re
 import warnings
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vtk import console
+from vtk.calibration import Threshold
 from vtk.data.cpus import batches_ahead
 from vtk.data.decoding.decode import outside_of, pixel_limit, read_image
 from vtk.data.decoding.images import reason
@@ -20,6 +22,8 @@ from vtk.data.decoding.rules import Decoding, show_range
 from vtk.data.loading.eval_pipeline import EvalTransform, eval_transform
 from vtk.data.sources.image_set import list_images
 from vtk.errors import DataError
+from vtk.evaluation.abstention import describe as describe_threshold
+from vtk.evaluation.abstention import with_threshold
 from vtk.evaluation.config import PredictConfig
 from vtk.evaluation.labels import Prediction, check_finite, check_threshold, predictions
 from vtk.files import replace_file
@@ -32,7 +36,7 @@ from vtk.text import one_line
 
 _SHOWN = 20
 _NO_NUMBER = "the model's logits are infinite or NaN"
-_HEADER = re.compile(rb"path(,labels,scores|(,label\d+,score\d+)+)\r?\n")
+_HEADER = re.compile(rb"path(,labels,scores|(,answer)?(,label\d+,score\d+)+)\r?\n")
 """First line of a table of predictions."""
 
 
@@ -47,6 +51,7 @@ class PredictResult:
         provider: what really ran.
         multi_label: whether an image may have several labels.
         outside: images with values outside of the model's value range, which are clipped.
+        chosen: threshold of ``--threshold auto``; None where every answer is given.
     """
 
     predictions: tuple[Prediction, ...]
@@ -55,6 +60,12 @@ class PredictResult:
     provider: str
     multi_label: bool = False
     outside: tuple[Path, ...] = ()
+    chosen: Threshold | None = None
+
+    @property
+    def unknown(self) -> int:
+        """Number of images whose answer is "unknown"."""
+        return sum(p.unknown for p in self.predictions)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -63,8 +74,15 @@ class PredictResult:
             "out": None if self.out is None else str(self.out),
             "provider": self.provider,
             **({"multi_label": True} if self.multi_label else {}),
+            **({} if self.chosen is None else {"threshold": dataclasses.asdict(self.chosen), "unknown": self.unknown}),
             "predictions": [
-                {"path": str(p.path), "labels": list(p.labels), "scores": list(p.scores)} for p in self.predictions
+                {
+                    "path": str(p.path),
+                    "labels": list(p.labels),
+                    "scores": list(p.scores),
+                    **({} if self.chosen is None else {"answer": p.answer}),
+                }
+                for p in self.predictions
             ],
             "skipped": [{"path": str(path), "reason": why} for path, why in self.skipped],
             **({"outside_value_range": [str(path) for path in self.outside]} if self.outside else {}),
@@ -85,6 +103,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
     """
     source.require_description("predict")
     check_threshold(source.card, config.threshold, source.name)
+    card = with_threshold(source.card, config.threshold, config.risk, source.name)
     paths = list_images(config.images)
     _check_out(config)
     conditions = conditions_of(source, config)
@@ -117,7 +136,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
                         console.warn(f"skipped {one_line(path)}: {_NO_NUMBER}")
                     named = [path for (path, _), kept in zip(good, right, strict=True) if kept]
                     found += predictions(
-                        source.card, logits[right], named, top_k=config.top_k, threshold=config.threshold
+                        card, logits[right], named, top_k=config.top_k, threshold=config.threshold
                     )  # fmt: skip
                 bar.advance(len(batch))
         provider = backend.provider
@@ -128,7 +147,7 @@ def predict_images(source: Source, config: PredictConfig) -> PredictResult:
             check_finite(torch.tensor(torch.nan), describe(backend))
         raise DataError(f"none of the {len(paths)} images of {config.images} could be read; nothing was written")
     many = source.card.multi_label
-    result = PredictResult(tuple(found), tuple(skipped), config.out, provider, many, tuple(sorted(cut)))
+    result = PredictResult(tuple(found), tuple(skipped), config.out, provider, many, tuple(sorted(cut)), card.threshold)
     if config.out is not None:
         _write(result, config.out, min(config.top_k, len(source.card.classes)))
     _print(result)
@@ -154,8 +173,12 @@ def _load(path: Path, transform: EvalTransform, max_pixels: int, cut: list[Path]
         return path, reason(error.__cause__ or error, path)
 
 
-def _header(k: int) -> list[str]:
-    return ["path", *(f"{name}{i}" for i in range(1, k + 1) for name in ("label", "score"))]
+def _header(k: int, *, answers: bool) -> list[str]:
+    return [
+        "path",
+        *(["answer"] if answers else []),
+        *(f"{name}{i}" for i in range(1, k + 1) for name in ("label", "score")),
+    ]
 
 
 def _check_out(config: PredictConfig) -> None:
@@ -180,10 +203,17 @@ def _write(result: PredictResult, out: Path, k: int) -> None:
                 [p.path, ";".join(p.labels), ";".join(f"{score:.6f}" for score in p.scores)] for p in result.predictions
             )
             return
-        writer.writerow(_header(k))
+        answers = result.chosen is not None
+        writer.writerow(_header(k, answers=answers))
         for p in result.predictions:
             pairs = zip(p.labels, p.scores, strict=True)
-            writer.writerow([p.path, *(cell for label, score in pairs for cell in (label, f"{score:.6f}"))])
+            writer.writerow(
+                [
+                    p.path,
+                    *([p.answer] if answers else []),
+                    *(cell for label, score in pairs for cell in (label, f"{score:.6f}")),
+                ]
+            )
 
 
 def _print(result: PredictResult) -> None:
@@ -195,16 +225,26 @@ def _print(result: PredictResult) -> None:
             for p in shown
         ]
     else:
-        k = len(result.predictions[0].labels)
-        columns = ["image", *(name for i in range(1, k + 1) for name in ("label", "score"))]
-        left = (0, *range(1, 2 * k, 2))
+        k, answers = len(result.predictions[0].labels), result.chosen is not None
+        columns = [
+            "image",
+            *(["answer"] if answers else []),
+            *(name for i in range(1, k + 1) for name in ("label", "score")),
+        ]
+        left = (0, 1, *range(2, 2 * k + 1, 2)) if answers else (0, *range(1, 2 * k, 2))
         rows = [
-            [p.path, *(cell for pair in zip(p.labels, p.scores, strict=True) for cell in (pair[0], f"{pair[1]:.3f}"))]
+            [
+                p.path,
+                *([p.answer] if answers else []),
+                *(cell for pair in zip(p.labels, p.scores, strict=True) for cell in (pair[0], f"{pair[1]:.3f}")),
+            ]
             for p in shown
         ]
     console.table("Predictions", columns, rows, left=left)
     if len(shown) < len(result.predictions):
         console.say(f"… and {len(result.predictions) - len(shown)} more in {result.out}")
+    if result.chosen is not None:
+        console.say(f"{result.unknown} of {len(result.predictions)} unknown; {describe_threshold(result.chosen)}")
     skipped = f", {len(result.skipped)} skipped" if result.skipped else ""
     written = f"; written: {result.out}" if result.out else ""
     console.say(f"{console.count(len(result.predictions), 'image')} on {result.provider}{skipped}{written}")

@@ -6,7 +6,7 @@ import torch
 
 from vtk import console
 from vtk.errors import DataError
-from vtk.evaluation.config import EvalConfig, PredictConfig
+from vtk.evaluation.config import RunOptions
 from vtk.models.devices import DTYPES, FP8, resolve_device
 from vtk.runtime.source import Source
 
@@ -32,7 +32,7 @@ class Conditions:
     notes: tuple[str, ...] = ()
 
 
-def conditions_of(source: Source, config: EvalConfig | PredictConfig) -> Conditions:
+def conditions_of(source: Source, config: RunOptions) -> Conditions:
     """Return what a config says, filled in by `choose_conditions`, and print the notes."""
     conditions = choose_conditions(
         source,
@@ -58,9 +58,9 @@ def choose_conditions(
 
     Args:
         source: what will run.
-        backend: None for ``ort-cpu`` with an ONNX file, ``aoti`` with a .pt2, ``tensorrt`` with an engine, else
-            ``eager``, or ``fused`` in fp8.
-        precision: None for the regime's; exported files have their own.
+        backend: None for ``ort-cpu`` with an ONNX file, ``openvino`` with an IR, ``aoti`` with a .pt2, ``tensorrt``
+            with an engine, else ``eager``, or ``fused`` in fp8.
+        precision: None for the regime's; exported files have their own, and ``openvino`` the processor's.
         device: None for the regime's if it is available, else the CPU.
         batch_size: None for the regime's.
 
@@ -81,6 +81,9 @@ def choose_conditions(
         return Conditions(
             backend or "tensorrt", own, device or "cuda", batch_size or regime.batch_size, same=False
         )  # fmt: skip
+    if backend == "openvino" or (source.kind == "openvino" and backend is None):
+        chosen, said = openvino_precision(precision)
+        return Conditions("openvino", chosen, device or "cpu", batch_size or regime.batch_size, same=False, notes=said)
     if source.kind == "onnx" or (backend or "").startswith("ort-"):
         name = backend or "ort-cpu"
         place = "cuda" if name == "ort-cuda" else "cpu"
@@ -104,3 +107,18 @@ def choose_conditions(
     )
     name = backend or ("fused" if chosen == FP8 else "eager")
     return Conditions(name, chosen, place, batch_size or regime.batch_size, same, tuple(notes))
+
+
+def openvino_precision(precision: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the precision of OpenVINO's products, and a line about it where nobody chose it.
+
+    Args:
+        precision: that was requested; None for bf16 where the processor multiplies it, else fp32.
+    """
+    if precision is not None:
+        return precision, ()
+    from vtk.runtime.openvino_runtime import default_precision
+
+    chosen = default_precision()
+    said = "OpenVINO multiplies in bf16, which this processor does natively; --precision fp32 is more exact"
+    return chosen, (said,) if chosen == "bf16" else ()

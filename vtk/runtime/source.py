@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     Openable: TypeAlias = "str | Path | Source | Task | nn.Module"
     """What `open_source` takes."""
 
-Kind = Literal["pack", "checkpoint", "onnx", "aoti", "tensorrt", "timm", "module"]
+Kind = Literal["pack", "checkpoint", "onnx", "openvino", "aoti", "tensorrt", "timm", "module"]
 MODELS = ("pack", "checkpoint", "timm", "module")
 """Kinds of sources that are a model in torch."""
-_FILES = {"onnx": "ONNX file", "aoti": "AOTInductor file", "tensorrt": "engine"}
+_FILES = {"onnx": "ONNX file", "openvino": "OpenVINO model", "aoti": "AOTInductor file", "tensorrt": "engine"}
 ENGINES = (".engine", ".plan", ".trt")
 """Suffixes of TensorRT engines."""
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -41,6 +41,7 @@ class Opening(TypedDict, total=False):
         seed: timm name only: of random weights.
         classes: timm name or module: names of the classes.
         trust: allow machine code (a .pt2, a TensorRT engine) of a folder, too, not only of a file that is named itself.
+        weights: timm name only: a file or folder of weights, in place of the hub's.
     """
 
     base: str | Path | None
@@ -50,6 +51,7 @@ class Opening(TypedDict, total=False):
     seed: int
     classes: Sequence[str] | None
     trust: bool
+    weights: str | Path | None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Source:
         tasks: of a file of many tasks, their names in the order of their numbers.
         held: a task or module in memory.
         trusted: its machine code may be run, because the file itself was named or ``trust`` given.
+        features: whether the model ends before its classifier: it gives the pooled features (B, channels).
     """
 
     kind: Kind
@@ -80,6 +83,7 @@ class Source:
     tasks: tuple[str, ...] = ()
     held: "Task | nn.Module | None" = field(default=None, repr=False, compare=False)
     trusted: bool = False
+    features: bool = False
     _options: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def model(self) -> "nn.Module":
@@ -95,8 +99,8 @@ class Source:
         if self.held is not None:
             from vtk.runtime.module_copy import copy_module
 
-            return copy_module(self.held.model if isinstance(self.held, Task) else self.held)
-        if self.kind == "pack" and self.path:
+            model = copy_module(self.held.model if isinstance(self.held, Task) else self.held)
+        elif self.kind == "pack" and self.path:
             model = load_task(self.path, base=self._options.get("base")).model
         elif self.kind == "checkpoint" and self.path:
             model = load_checkpoint(self.path).model
@@ -106,6 +110,10 @@ class Source:
             raise UsageError(
                 f"{self.name} is an {_FILES[self.kind]}, not a torch model; give the pack it was made from"
             )
+        if self.features:
+            from vtk.models.pooled_features import without_classifier
+
+            model = without_classifier(model)
         return model.eval()
 
     @property
@@ -117,7 +125,7 @@ class Source:
     @property
     def random_classifier(self) -> bool:
         """Whether it is a timm name with a random classifier: without weights, or with another number of classes."""
-        if self.kind != "timm":
+        if self.kind != "timm" or self.features:
             return False
         from vtk.models.inputs import blank_model
 

@@ -16,6 +16,7 @@ from vtk.data.random_images import smooth_pixels
 from vtk.errors import DataError
 from vtk.runtime.data_option import DataImages, data_images, judging_images
 from vtk.runtime.data_parts import Split
+from vtk.runtime.export_facts import Facts
 from vtk.runtime.images import ImageSelection
 from vtk.runtime.source import Source
 from vtk_export.gate.limits import BATCHES
@@ -58,6 +59,13 @@ def gate_inputs(
 def card_images(card: Card, count: int, given: DataImages | None, *, seed: int) -> tuple[Tensor, str]:
     """Return `gate_images` for a model, from the judging images of ``--data`` if there are any."""
     return gate_images(card.input, count, chosen=judging_images(given), seed=seed, max_pixels=pixel_limit(card))
+
+
+def judged_images(given: DataImages, facts: Facts, max_drop: float | None) -> ImageSelection:
+    """Return the images that judge a file: none that it was calibrated on, or that chose what stays in float."""
+    if not facts.calibrated:
+        return given.judging
+    return given.calibration[1] if max_drop is None else given.choice[1]
 
 
 def gate_images(

@@ -16,7 +16,7 @@ from vtk.errors import VerificationError
 from vtk.runtime.backends.base import predictor
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.limits import Limits
-from vtk_export.gate.verify import open_sessions, reference_outputs
+from vtk_export.gate.verify import Sessions, open_sessions, reference_outputs
 
 _BATCH = 16
 
@@ -62,6 +62,8 @@ def judge(
     *,
     names: Sequence[str],
     threads: int | None,
+    temperature: float = 1.0,
+    sessions: Sessions | None = None,
 ) -> Judgement:
     """Run the file, as a server would, and PyTorch on all images.
 
@@ -72,16 +74,18 @@ def judge(
         spec: preprocessing.
         names: of the file's outputs.
         threads: CPU threads.
+        temperature: of the card.
+        sessions: opens the file, by default in ONNX Runtime.
     """
     cosines, mine, theirs, places = [], [], [], []
-    with open_sessions(path, threads, optimize=(True,)) as (session,):
+    with sessions() if sessions else open_sessions(path, threads, optimize=(True,)) as (session,):
         predict = predictor(session)
         for images, indices in photographs.batches(spec, session.batch or _BATCH):
             got = predict(images).float().cpu()
-            expected = reference_outputs(model, images, names)[names[0]]
+            expected = reference_outputs(model, images, names, temperature)[names[0]]
             mine.append(got.argmax(1))
             theirs.append(expected.argmax(1))
-            shown = got.softmax(1) if names[0] == "probabilities" else got
+            shown = (got / temperature).softmax(1) if names[0] == "probabilities" else got
             cosines.append(F.cosine_similarity(shown.double(), expected.double(), dim=1))
             places += indices
     cosine, ours, torchs = torch.cat(cosines), torch.cat(mine), torch.cat(theirs)

@@ -1,5 +1,6 @@
 """Error bounds of the gate, per precision."""
 
+import dataclasses
 from dataclasses import dataclass
 
 
@@ -38,6 +39,17 @@ LIMITS = {
     "fp8": Limits(cosine=0.9, mean=0.98, agreement=0.99, batch=0.08),
 }
 """Per kind of file. int8 rounds so coarsely that its cosine only finds a file that is wrong; its accuracy is judged."""
+
+
+def with_budget(limits: Limits, max_drop: float | None) -> Limits:
+    """Return the bounds of a file that was asked to change the class of at most ``max_drop`` percent of the images.
+
+    Accuracy cannot drop by more; images that were right and wrong alike change class, so it drops by less.
+    """
+    if max_drop is None:
+        return limits
+    return dataclasses.replace(limits, agreement=1 - max_drop / 100, top1=max_drop / 100)
+
 
 BATCHES = (1, 2, 3, 7, 16)
 """Batch sizes that a file with a dynamic batch is run with."""

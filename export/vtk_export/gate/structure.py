@@ -7,6 +7,7 @@ import onnx
 
 from vtk.card import Card
 from vtk.errors import VerificationError
+from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.onnx_file import open_onnx
 
 Axes = Sequence[int | str]
@@ -22,6 +23,7 @@ def verify_structure(
     inputs: Mapping[str, tuple[str, Axes]] | None = None,
     outputs: Mapping[str, tuple[str, Axes]] | None = None,
     ir_version: int | None = None,
+    facts: Facts = PLAIN,
 ) -> None:
     """Parse the file and check opset, IR, names, types, axes, operators and the card.
 
@@ -33,6 +35,7 @@ def verify_structure(
         inputs: name to ONNX's type and the axes after the batch; by default fp32 ``pixel_values`` of the card's size.
         outputs: the same, by default fp32 ``logits`` of the card's classes.
         ir_version: None for any.
+        facts: of the file; inputs and outputs are given in the toolkit's terms.
 
     Raises:
         VerificationError: the first thing that differs from the request.
@@ -40,6 +43,7 @@ def verify_structure(
     spec = card.input
     inputs = inputs or {"pixel_values": ("FLOAT", (spec.in_chans, *spec.size))}
     outputs = outputs or {"logits": ("FLOAT", (len(card.classes),))}
+    inputs, outputs = ({facts.name(term): entry for term, entry in each.items()} for each in (inputs, outputs))
     verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch, ir_version=ir_version)
     if open_onnx(path).card.to_json() != card.to_json():
         raise VerificationError("the card in the file's metadata is not the one that was written")

@@ -5,7 +5,7 @@ The images of a batch differ, so that rows that are mixed up or repeated are not
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,8 +19,11 @@ from vtk_export.gate.limits import BATCHES, LIMITS, RELATIVE_BOUND, Limits
 from vtk_export.gate.rows import GateRow, check_rows, print_rows
 from vtk_export.gate.structure import verify_structure
 
-__all__ = ["BATCHES", "RELATIVE_BOUND", "GateRow", "check_rows", "compare", "open_sessions", "print_rows",
+__all__ = ["BATCHES", "RELATIVE_BOUND", "GateRow", "Sessions", "check_rows", "compare", "open_sessions", "print_rows",
            "verify_structure", "verify_values"]  # fmt: skip
+
+Sessions = Callable[[], contextlib.AbstractContextManager[Sequence[Backend]]]
+"""Opens a file for as long as a ``with`` block lasts."""
 
 
 def verify_values(
@@ -32,17 +35,21 @@ def verify_values(
     threads: int | None = None,
     names: Sequence[str] = ("logits",),
     limits: Limits = LIMITS["fp32"],
+    temperature: float = 1.0,
+    sessions: Sessions | None = None,
 ) -> tuple[list[GateRow], list[str]]:
     """Run the file with graph optimisations on and off, and compare with torch in fp32 on the CPU.
 
     Args:
-        path: the ONNX file.
+        path: the file.
         model: what it was exported from; set to eval mode. It gives what ``names`` says, a tensor or a tuple.
         images: (N, C, H, W) fp32, at least ``sum(batches)``, all different.
         batches: sizes to run, each on the next images.
         threads: CPU threads.
-        names: of the outputs; ``probabilities`` are the softmax of the model's first output.
+        names: of the outputs; ``probabilities`` are the softmax of the model's first output by the temperature.
         limits: bounds of the file's precision.
+        temperature: of the card.
+        sessions: opens the file, by default in ONNX Runtime, with optimisations on and off.
 
     Returns:
         One row per batch size and output, passed or not, and lines to say about how much the comparison means.
@@ -53,12 +60,12 @@ def verify_values(
     """
     rows: list[GateRow] = []
     first, start = [], 0
-    with open_sessions(path, threads) as sessions:
+    with sessions() if sessions else open_sessions(path, threads) as opened:
         for batch in batches:
             part = images[start : start + batch]
             start += batch
-            expected = reference_outputs(model, part, names)
-            results = [run_session(session, part, names) for session in sessions]
+            expected = reference_outputs(model, part, names, temperature)
+            results = [run_session(session, part, names) for session in opened]
             first.append(expected[names[0]])
             rows += [compare(expected[name], [r[name] for r in results], limits, name) for name in names]
     return rows, _remarks(torch.cat(first), rows)
@@ -98,12 +105,14 @@ def open_sessions(
             session.close()
 
 
-def reference_outputs(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+def reference_outputs(
+    model: nn.Module, images: Tensor, names: Sequence[str], temperature: float = 1.0
+) -> dict[str, Tensor]:
     """Return torch's outputs in fp32 on the CPU, under the file's names."""
     with torch.inference_mode():
         result = model.eval()(images)
     values = result if isinstance(result, tuple) else (result,)
-    return {n: v.softmax(-1) if n == "probabilities" else v for n, v in zip(names, values, strict=True)}
+    return {n: (v / temperature).softmax(-1) if n == "probabilities" else v for n, v in zip(names, values, strict=True)}
 
 
 def run_session(session: Backend, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:

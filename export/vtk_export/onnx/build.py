@@ -86,13 +86,11 @@ def build(
         console.stage("testing which image sizes the model accepts")
         check_sizes(model, card.input, card.model.name)
         sizes = probe_sizes(model, card.input)
-    # q, k and v of a fused block read one quantised input, and onnxruntime then makes no int8 product of a QDQ graph
-    vits = spec.int8 != "static" or spec.for_tensorrt
     if divide_scores is None:  # ONNX Runtime's fusion takes fp32 alone
         divide_scores = spec.dtype == "fp32" and not spec.for_tensorrt
     if spec.for_tensorrt:
         explicit_attention(model)
-    form = {"vits": vits, "divide_scores": divide_scores, "fixed_size": not spec.dynamic_size}
+    form = {"vits": True, "divide_scores": divide_scores, "fixed_size": not spec.dynamic_size}
     if spec.output == "logits":
         graph = choose_form(model, spec.fuse, **form)
         fused = graph is not model
@@ -105,13 +103,13 @@ def build(
     proto = convert(graph, card.input, opset=spec.opset, static_batch=spec.static_batch, names=raw,
                     sizes=sizes)  # fmt: skip
     _check_resize(proto, spec)
-    if spec.dtype == "fp32" and not spec.int8 and not spec.for_tensorrt:
+    if spec.dtype == "fp32" and spec.int8 != "dynamic" and not spec.for_tensorrt:
         split_products(proto)
-        if is_rotary(graph):
+        if is_rotary(graph) and not spec.int8:  # in int8, a sum of its own costs less than two Reshapes
             bias_products(proto)
     del graph
     if spec.softmax:
-        append_softmax(proto)
+        append_softmax(proto, card.temperature)
     proto.ir_version = spec.ir_version
     if spec.dtype == "fp8":
         console.stage("quantising the wide products to fp8")
@@ -135,6 +133,7 @@ def build(
         keep_io_types=spec.keep_io_types,
         dynamic_size=spec.dynamic_size,
         target=spec.target,
+        names={term: name for term, name in spec.names.items() if term in ("pixel_values", *names)},
     )
     if spec.file_opset < spec.opset:
         lower(proto, ir_version=spec.ir_version)

@@ -5,11 +5,23 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from vtk.errors import UsageError
+from vtk.evaluation.config import check_risk
 from vtk.options import Config, Option
-from vtk.options.shared import Int8, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
+from vtk.options.shared import (
+    AutoThreshold,
+    Int8,
+    MaxDrop,
+    Out,
+    Overwrite,
+    ProfileSizes,
+    Risk,
+    Softmax,
+    SourceOptions,
+)
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import IrVersion, PrecisionConfig
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
+from vtk_export.tensor_names import InputName, OutputName, check_names, parse_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +34,20 @@ class OnnxConfig(PrecisionConfig):
 
     out: Out
     int8: Int8 = None
+    max_drop: MaxDrop = None
     dynamic_size: Annotated[bool, Option("dynamic height and width, for models that accept several sizes")] = False
     with_preproc: Annotated[
         bool, Option("preprocessing in the graph; the input is uint8 RGB of any size", often=True)
     ] = False
     ir_version: IrVersion = None
     softmax: Softmax = False
+    threshold: AutoThreshold = None
+    risk: Risk = None
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
+    input_name: InputName = ()
+    output_name: OutputName = ()
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
 
@@ -46,6 +63,10 @@ class OnnxConfig(PrecisionConfig):
             raise UsageError(f"`--int8` leaves the rest in fp32, which --dtype {self.dtype} contradicts; leave one out")
         if self.int8 == "static" and self.data is None:
             raise UsageError("`--int8 static` measures the activations' ranges on images; give --data FOLDER")
+        if self.max_drop is not None and self.int8 != "static":
+            raise UsageError("`--max-drop` says how much --int8 static may change; add that, or leave it out")
+        if self.max_drop is not None and self.output == "features":
+            raise UsageError("`--max-drop` counts classes, and `--output features` has none; give --output both")
         if self.dtype == "fp8":
             self._check_fp8()
         if self.dynamic_size and self.with_preproc:
@@ -53,6 +74,12 @@ class OnnxConfig(PrecisionConfig):
                 "`--with-preproc` resizes images to the model's size, which --dynamic-size leaves open; leave one out"
             )
         self._check_target()
+        check_risk(self.threshold, self.risk)
+        if self.threshold and self.output == "features":
+            raise UsageError(
+                "`--threshold` applies to logits, which `--output features` lacks; give --output both or logits"
+            )
+        self.names  # noqa: B018 - refuses what the file does not have
         if self.softmax and self.output == "features":
             raise UsageError(
                 "`--softmax` applies to logits, which `--output features` lacks; give --output both or logits"
@@ -95,6 +122,15 @@ class OnnxConfig(PrecisionConfig):
             )
 
     @property
+    def names(self) -> dict[str, str]:
+        """Names of the file's input and outputs that differ from the toolkit's own."""
+        first = "probabilities" if self.softmax else "logits"
+        outputs = {"logits": (first,), "features": ("features",), "both": (first, "features")}[self.output]
+        image = "images" if self.with_preproc else "pixel_values"
+        names = parse_names(self.input_name, self.output_name, image=image, answer=outputs[0])
+        return check_names(names, (image,), (*outputs, *(("unknown",) if self.threshold else ())))
+
+    @property
     def ir(self) -> int:
         """ONNX IR version to write."""
         return self.ir_version or super().ir
@@ -104,9 +140,9 @@ class OnnxConfig(PrecisionConfig):
         """The file to be written, for the builder and the gate."""
         return GraphSpec(
             opset=self.graph_opset, file_opset=self.file_opset, ir_version=self.ir, dtype=self.dtype,
-            static_batch=self.static_batch, keep_io_types=self.keep_io_types, int8=self.int8,
+            static_batch=self.static_batch, keep_io_types=self.keep_io_types, int8=self.int8, max_drop=self.max_drop,
             dynamic_size=self.dynamic_size, softmax=self.softmax, output=self.output, fuse=self.fuse,
-            target=self.target or "", runtime=self.runtime,
+            target=self.target or "", runtime=self.runtime, names=self.names,
         )  # fmt: skip
 
     @property

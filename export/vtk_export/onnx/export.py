@@ -15,6 +15,7 @@ from torch import nn
 from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
+from vtk.evaluation.abstention import with_threshold
 from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
@@ -34,9 +35,10 @@ from vtk_export.onnx.build import File, build
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.preproc_gate import add_preproc, gate_preproc
+from vtk_export.onnx.unknown_gate import add_unknown, gate_unknown
 from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README, onnx_page
-from vtk_export.targets import describe_oldest, oldest
+from vtk_export.targets import describe_oldest, oldest, parse_target
 
 if TYPE_CHECKING:
     from vtk.runtime.source import Openable
@@ -87,8 +89,10 @@ class ExportResult:
 
     @property
     def _tensorrt(self) -> bool:
-        """Whether TensorRT has the file's operators: it lacks ranges computed per run and antialiased resizing."""
-        return self.facts.int8 != "dynamic" and not self.facts.preprocessing
+        """Whether TensorRT takes the file: it has no zero points but 0, and no antialiased resizing."""
+        target = parse_target(self.facts.target) if self.facts.target else None
+        symmetric = not self.facts.int8 or (target is not None and target.kind == "trt")
+        return symmetric and not self.facts.preprocessing
 
     def to_dict(self) -> dict[str, object]:
         """Return plain JSON values."""
@@ -135,7 +139,8 @@ def export_onnx(
     ):
         inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed,
                              static_batch=config.static_batch)  # fmt: skip
-        card = inputs.card
+        card = with_threshold(inputs.card, config.threshold, config.risk, source.name)
+        inputs = dataclasses.replace(inputs, card=card)
         if config.with_preproc:
             check_preproc(card.input)
 
@@ -156,12 +161,18 @@ def export_onnx(
         if config.with_preproc:
             console.stage("putting the preprocessing into the graph")
             if other is not None:
-                other = add_preproc(other, card, other.path.parent)
+                other = add_preproc(other, card, other.path.parent, spec.names)
                 drift = gate_preproc(other, inputs, spec, options)
-            file = add_preproc(file, card, folder)
+            file = add_preproc(file, card, folder, spec.names)
             drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
+        if card.threshold is not None:
+            console.stage("appending the output `unknown`")
+            file = add_unknown(file, card, folder, spec.names)
+            gate_unknown(file, inputs, options)
+            if spec.for_tensorrt and spec.runtime is not None:
+                check(load(file.path), spec.runtime)
         _write_readme(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
         move(folder, config.out, command=_COMMAND)
@@ -178,20 +189,21 @@ def _write_readme(file: File, card: Card, config: OnnxConfig, folder: Path) -> N
         card, names=file.names, precision=file.facts.precision, int8=file.facts.int8, fp8=file.facts.fp8,
         in_graph=config.with_preproc,
         half_io=file.facts.precision != "fp32" and not config.keep_io_types, batch=config.static_batch,
-        sizes=file.sizes, verified=file.facts.verified,
+        sizes=file.sizes, verified=file.facts.verified, called=file.facts.names,
     )  # fmt: skip
     write_text(folder / README, page)
 
 
 @contextlib.contextmanager
 def temporary_onnx(
-    source: Source, *, opset: int = 18, static_batch: int | None = None, dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
-) -> Iterator[Source]:
+    source: Source, *, opset: int = 18, static_batch: int | None = None,
+    dtype: Literal["fp32", "fp16", "bf16"] = "fp32", output: Literal["logits", "features"] = "logits",
+) -> Iterator[Source]:  # fmt: skip
     """Export and verify into a temporary folder, for a back-end that runs ONNX files; it is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="vtk-onnx-", ignore_cleanup_errors=True) as folder:
         out = Path(folder) / "export"
-        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype)
+        config = OnnxConfig(out=out, opset=opset, static_batch=static_batch, dtype=dtype, output=output)
         result = export_onnx(source, config, show=False)
         worst = max(max(row.error, row.error_plain) for row in result.rows)
-        console.say(f"{source.name}: exported for ONNX Runtime and verified (max error {worst:.1e})")
+        console.say(f"{source.name}: exported to ONNX and verified (max error {worst:.1e})")
         yield dataclasses.replace(open_onnx(result.path), name=source.name)

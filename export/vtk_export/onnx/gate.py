@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import torch
 from torch import nn
 
@@ -14,12 +13,13 @@ from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import UnavailableError, VerificationError
 from vtk.runtime.fp8_gate import check_agreement
 from vtk.runtime.photographs import Photographs
-from vtk_export.gate.images import GateInputs, card_images
+from vtk_export.gate.images import GateInputs, card_images, judged_images
 from vtk_export.gate.judge import check_judgement, judge
-from vtk_export.gate.limits import LIMITS, Limits
+from vtk_export.gate.limits import LIMITS, Limits, with_budget
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
 from vtk_export.gate.verify import (
     GateRow,
+    Sessions,
     check_rows,
     open_sessions,
     print_rows,
@@ -30,6 +30,7 @@ from vtk_export.gate.verify import (
 from vtk_export.gate.zero_head import FILLED, check_zero_head, fill_zero_head, say_zero_head
 from vtk_export.graph.nonfinite import mark_rows
 from vtk_export.graph.precision import ONNX_NAMES
+from vtk_export.graph.rename import load_graph
 from vtk_export.graph.sizes import odd_sizes, other_sizes, runs
 from vtk_export.onnx.build import File
 from vtk_export.onnx.spec import GateSpec, GraphSpec
@@ -86,6 +87,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
         file.path, card, opset=spec.file_opset, static_batch=spec.static_batch,
         inputs={"pixel_values": (number, (size.in_chans, *sides))},
         outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, ir_version=spec.ir_version,
+        facts=file.facts,
     )  # fmt: skip
     kind = file.facts.kind
     limits = LIMITS[kind]
@@ -93,7 +95,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     try:
         rows, remarks = verify_values(
             file.path, file.model, inputs.images, batches=inputs.batches, threads=options.threads, names=file.names,
-            limits=limits,
+            limits=limits, temperature=card.temperature,
         )  # fmt: skip
         rows += _other_rows(file, inputs, spec, options, limits)
     except UnavailableError as error:
@@ -114,15 +116,15 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     if inputs.given is None:
         console.say(f"accuracy not measured; give --data to measure top-1 agreement of this {kind} file on images")
         return file
-    # not the images that it was calibrated on
-    chosen = inputs.given.calibration[1] if file.facts.calibrated else inputs.given.judging
+    chosen = judged_images(inputs.given, file.facts, spec.max_drop)
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(card))
     console.stage(f"measuring top-1 agreement on {len(photographs.paths)} images")
-    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads)
+    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads,
+                      temperature=card.temperature)  # fmt: skip
     console.say(judgement.describe())
     if file.facts.fp8:  # one image more or less is not passed over
         check_agreement(round(judgement.agreement * judgement.count), judgement.count, judgement.what, "--dtype fp16")
-    check_judgement(judgement, limits)
+    check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(file, judgement=judgement)
 
 
@@ -133,7 +135,7 @@ def _with_neighbours(
     card, dynamic = inputs.card, file.facts.int8 == "dynamic"
     found = _measure(file, inputs, spec, options)
     if found.unmarked:
-        proto = onnx.load(file.path)
+        proto = load_graph(file.path, file.facts)
         for path in (file.path, file.path.with_name("model.onnx.data")):
             path.unlink(missing_ok=True)
         mark_rows(proto)
@@ -169,21 +171,30 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=options.threads,
-                                 names=file.names, limits=limits)  # fmt: skip
+                                 names=file.names, limits=limits, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
-        _check_odd_sizes(file, card.input, spec, options)
+        check_odd_sizes(file, card.input, spec, options)
     return rows
 
 
-def _check_odd_sizes(file: File, size: InputSpec, spec: GraphSpec, options: GateSpec) -> None:
+def check_odd_sizes(
+    file: File, size: InputSpec, spec: GraphSpec, options: GateSpec, sessions: Sessions | None = None
+) -> None:  # fmt: skip
     """Check that the file accepts the sizes that the model accepts, and no others.
+
+    Args:
+        file: of a dynamic size.
+        size: of the model.
+        spec: what the file is to be.
+        options: how it is run.
+        sessions: opens the file, by default in ONNX Runtime.
 
     Raises:
         VerificationError: it accepts a size that the model refuses, or refuses one that the model accepts.
     """
     assert file.sizes is not None
-    with open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
+    with sessions() if sessions else open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
         for height, width in odd_sizes(size, file.sizes):
             taken = runs(file.model, size, (height, width))
             try:

@@ -2,11 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 import torch
 from torch import Tensor
 
@@ -20,21 +19,22 @@ from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_im
 from vtk_export.gate.images import GateInputs
 from vtk_export.gate.limits import LEAST_COSINE, LIMITS, Limits
 from vtk_export.gate.structure import verify_structure
-from vtk_export.gate.verify import open_sessions, reference_outputs
+from vtk_export.gate.verify import Sessions, open_sessions, reference_outputs
 from vtk_export.graph.precision import ONNX_NAMES
 from vtk_export.graph.preproc import RAW_TYPES, prepend
+from vtk_export.graph.rename import load_graph
 from vtk_export.onnx.build import File
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.output_folder import save
 
 
-def add_preproc(file: File, card: Card, folder: Path) -> File:
-    """Return ``file`` with the preprocessing in its graph, written again into ``folder``."""
-    proto = onnx.load(file.path)
+def add_preproc(file: File, card: Card, folder: Path, names: Mapping[str, str]) -> File:
+    """Return ``file`` with the preprocessing in its graph and these names, written again into ``folder``."""
+    proto = load_graph(file.path, file.facts)
     file.path.unlink()
     (folder / "model.onnx.data").unlink(missing_ok=True)
     prepend(proto, card.input)
-    facts = dataclasses.replace(file.facts, preprocessing=True)
+    facts = dataclasses.replace(file.facts, preprocessing=True, names=dict(names))
     nodes = len(proto.graph.node)
     return dataclasses.replace(file, path=save(proto, card, folder, facts), facts=facts, nodes=nodes)
 
@@ -51,7 +51,7 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
     verify_structure(
         file.path, card, opset=spec.file_opset, static_batch=spec.static_batch, ir_version=spec.ir_version,
         inputs={"images": (RAW_TYPES[card.input.value_type], ("height", "width", 3))},
-        outputs={name: (number, (width,)) for name, width in file.widths(card).items()},
+        outputs={name: (number, (width,)) for name, width in file.widths(card).items()}, facts=file.facts,
     )  # fmt: skip
     if not file.facts.verified:
         return None
@@ -60,8 +60,17 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
     return drift
 
 
-def measure_drift(file: File, card: Card, given: DataImages | None, options: GateSpec) -> Drift:
+def measure_drift(
+    file: File, card: Card, given: DataImages | None, options: GateSpec, sessions: Sessions | None = None
+) -> Drift:
     """Run the file on decoded images, and PyTorch on the same images preprocessed as in evaluation.
+
+    Args:
+        file: with the preprocessing.
+        card: of it.
+        given: images of ``--data``, None for generated ones.
+        options: how it is run.
+        sessions: opens the file, by default in ONNX Runtime.
 
     Raises:
         VerificationError: the file does not run.
@@ -74,14 +83,14 @@ def measure_drift(file: File, card: Card, given: DataImages | None, options: Gat
 
     transform, name = eval_transform(card.input), file.names[0]
     expected, got = [], []
-    with open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
+    with sessions() if sessions else open_sessions(file.path, options.threads, optimize=(True,)) as (session,):
         for path, image in _images(card, given, options.seed):
             try:
                 inputs = transform(take_image(image, 3, Decoding.of(card.input)))[None]
             except DataError as fault:
                 console.warn(f"skipped: {unreadable(path, fault.__cause__ or fault)}")
                 continue
-            expected.append(reference_outputs(file.model, inputs, file.names)[name])
+            expected.append(reference_outputs(file.model, inputs, file.names, card.temperature)[name])
             got.append(_run(session, image, name))
     if not got:
         raise DataError(f"`--data` {given.judging.what if given else DRAWN}: no image could be read; give others")

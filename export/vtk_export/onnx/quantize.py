@@ -11,28 +11,30 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError
-from vtk.runtime.backends.ort_quantize import quantize_dynamic, quantize_static
+from vtk.runtime.backends.ort_quantize import quantize_dynamic
 from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 from vtk_export.graph.fp8 import quantize_fp8, wide_products
+from vtk_export.int8.budget import choose_kept
+from vtk_export.int8.plan import prepare
+from vtk_export.int8.recipe import recipe_for
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.onnx.value_ranges import largest_values
 from vtk_export.output_folder import save
+
+_BATCH = 16
 
 
 def to_int8(
     proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
 ) -> onnx.ModelProto:
-    """Return the int8 graph; the files of onnxruntime's quantiser are deleted."""
+    """Return the int8 graph; nothing else stays in ``folder``."""
+    if spec.int8 == "static":
+        return _to_static(proto, card, spec, options, folder, given)
     place = folder / "plain"
     place.mkdir()
     plain, target = save(proto, card, place), place / "int8.onnx"
-    if spec.int8 == "dynamic":
-        quantize_dynamic(plain, target)
-    else:
-        calibration = _Calibration(card, spec, options, given)
-        quantize_static(plain, target, calibration.batches(1))
-        calibration.report()
+    quantize_dynamic(plain, target)
     quantized: onnx.ModelProto = onnx.load(target)
     shutil.rmtree(place)
     domains = {node.domain for node in quantized.graph.node} | {""}
@@ -41,6 +43,31 @@ def to_int8(
     quantized.opset_import.extend(kept)
     quantized.producer_name, quantized.producer_version = proto.producer_name, proto.producer_version
     return quantized
+
+
+def _to_static(
+    proto: onnx.ModelProto, card: Card, spec: GraphSpec, options: GateSpec, folder: Path, given: DataImages | None
+) -> onnx.ModelProto:  # fmt: skip
+    recipe = recipe_for(tensorrt=spec.for_tensorrt)
+    calibration = _Calibration(card, spec, options, given)
+    plan = prepare(proto, calibration.batches(1), card, recipe, folder=folder, threads=options.threads)
+    calibration.report()
+    if spec.max_drop is None:
+        return plan.graph(recipe.kept)
+    assert given is not None
+    console.stage("choosing what stays in float")
+    images = Photographs(given.choice[0], options.images, max_pixels=pixel_limit(card))
+    batches = [batch for batch, _ in images.batches(card.input, spec.static_batch or _BATCH)
+               if spec.static_batch in (None, len(batch))]  # fmt: skip
+    if not batches:
+        raise DataError(f"`--max-drop` needs a batch of {spec.static_batch} images (--static-batch), and there are "
+                        f"only {len(images.paths)} {images.what}; give more")  # fmt: skip
+    choice = choose_kept(plan, batches, spec.max_drop, card, folder=folder, threads=options.threads)
+    console.say(
+        f"int8 changes the class of {choice.changed} of {choice.count} {images.what} with {len(choice.kept)} of "
+        f"{len(plan.groups)} inputs of products in float, of {choice.first} with none"
+    )
+    return plan.graph(choice.kept)
 
 
 def to_fp8(

@@ -1,6 +1,7 @@
 """The options that the builder and the gate of ONNX files need, resolved from an exporter's config; free of torch."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vtk_export.targets import Target
@@ -18,12 +19,14 @@ class GraphSpec:
         static_batch: fixed batch size, None for any.
         keep_io_types: inputs and outputs stay fp32.
         int8: how products are quantised, None for not at all.
+        max_drop: most images, in percent, whose class static int8 may change; None: as many as it does.
         dynamic_size: height and width stay open.
         softmax: the output is ``probabilities``.
         output: what the file gives.
         fuse: of `vtk_export.graph.convert.choose_form`.
         target: ``--target`` as it was given, "" without.
         runtime: what that names.
+        names: of inputs and outputs in the file, by the toolkit's own.
     """
 
     opset: int
@@ -33,12 +36,14 @@ class GraphSpec:
     static_batch: int | None = None
     keep_io_types: bool = False
     int8: Literal["dynamic", "static"] | None = None
+    max_drop: float | None = None
     dynamic_size: bool = False
     softmax: bool = False
     output: Literal["logits", "features", "both"] = "logits"
     fuse: bool | None = None
     target: str = ""
     runtime: Target | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rest(self) -> Literal["fp32", "fp16", "bf16"]:

@@ -21,6 +21,7 @@ from vtk_export.gate.neighbours import Dependence, rounding
 from vtk_export.graph.convert import choose_form, convert, explicit_attention
 from vtk_export.graph.nonfinite import mark_rows, may_hide
 from vtk_export.graph.opset17 import lower
+from vtk_export.graph.rename import rename_ends
 from vtk_export.lint.linter import check
 from vtk_export.output_folder import INLINE_LIMIT
 from vtk_export.tasks.config import TasksConfig
@@ -155,6 +156,7 @@ class Build:
                 mine = {**places, **self.pool.write(self.pool.own(name), folder, name)[1]}
             shared = self.pool.bytes_of(name) - own
             proto = self.pool.release(name, mine)
+            rename_ends(proto, self.config.names)
             proto.ir_version = self.config.ir
             if self.config.file_opset < self.config.opset:
                 lower(proto, ir_version=self.config.ir)
@@ -180,12 +182,18 @@ class Build:
                 "(`vtk export onnx`), and please report this"
             )
 
+    def _names(self, name: str) -> dict[str, str]:
+        """Return the names of inputs and outputs of a file that differ from the toolkit's own."""
+        has = ("pixel_values", "logits") if name in self.cards() else ("pixel_values", "task", "logits", "num_classes")
+        return {term: called for term, called in self.config.names.items() if term in has}
+
     def _props(self, name: str) -> dict[str, str]:
+        facts = Facts(target=self.config.target or "", names=self._names(name))
         if name == GATHERED:  # no task can be called so
             tasks = [{"name": m.name, "card": m.card.to_dict()} for m in self.members]
             # a key of the file format, not a module
-            return {"vtk.tasks": to_json({"format": 1, "tasks": tasks})}
-        facts = Facts(target=self.config.target or "")
+            named = {} if not facts.names else facts.props()
+            return {**named, "vtk.tasks": to_json({"format": 1, "tasks": tasks})}
         return {"vtk": next(m.card for m in self.members if m.name == name).to_json(), **facts.props()}
 
     def verify(self, folder: Path) -> list[TaskRow]:
@@ -194,9 +202,9 @@ class Build:
         asked: dict[str, Any] = {"opset": self.config.file_opset, "ir_version": self.config.ir,
                  "static_batch": self.config.static_batch, "threads": self.config.threads}  # fmt: skip
         for member in self.members if self.alone else ():
-            rows += verify_file(folder / f"{member.name}.onnx", member, **asked)
+            rows += verify_file(folder / f"{member.name}.onnx", member, names=self._names(member.name), **asked)
         if GATHERED in self.sizes:
-            rows += verify_gathered(folder / f"{GATHERED}.onnx", self.members, **asked)
+            rows += verify_gathered(folder / f"{GATHERED}.onnx", self.members, names=self._names(GATHERED), **asked)
         return rows
 
     def print_rows(self, rows: Sequence[TaskRow]) -> None:
@@ -207,7 +215,7 @@ class Build:
         """Return the README.md of the folder."""
         return tasks_page(
             self.cards(), files=self.alone, gathered=GATHERED in self.sizes, options=SESSION_OPTIONS,
-            batch=self.config.static_batch,
+            batch=self.config.static_batch, called=self.config.names,
         )  # fmt: skip
 
     def cards(self) -> dict[str, Card]:
@@ -258,7 +266,8 @@ class Build:
             path = folder / self.shared
             shared = {"file": path.name, "sha256": digests.file_digest(path), "bytes": path.stat().st_size}
         gathered = {"file": f"{GATHERED}.onnx"} if GATHERED in self.sizes else None
-        return {"tasks": tasks, "shared": shared, "gathered": gathered, "session_options": SESSION_OPTIONS}
+        named = {"names": self.config.names} if self.config.names else {}
+        return {**named, "tasks": tasks, "shared": shared, "gathered": gathered, "session_options": SESSION_OPTIONS}
 
 
 def _is_data(file: Path, name: str) -> bool:

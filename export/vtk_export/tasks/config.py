@@ -9,6 +9,7 @@ from vtk.options import Option
 from vtk.options.shared import Base, Out, Overwrite, ProfileSizes, VerifyDataOf
 from vtk_export.options import GraphConfig
 from vtk_export.targets import check_caps
+from vtk_export.tensor_names import InputName, OutputName, check_names, parse_names
 
 FactorType = Annotated[Literal["fp16", "fp32"], Option("type of the factors of --form factors", "format")]
 
@@ -31,12 +32,15 @@ class TasksConfig(GraphConfig):
     ] = "files"
     factor_dtype: FactorType = "fp16"
     data: VerifyDataOf = ()
+    input_name: InputName = ()
+    output_name: OutputName = ()
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
         self.check_profile(self.profile)
+        self.names  # noqa: B018 - refuses what the files do not have
         if self.runtime is not None:
             check_caps(self.runtime, self.opset, None)
         if self.form == "factors" and self.for_tensorrt:
@@ -47,6 +51,14 @@ class TasksConfig(GraphConfig):
         if self.fuse and self.form != "files":
             raise UsageError(f"`--fuse` is for --form files, `--form` is {self.form}: weights of many tasks in "
                              "one graph cannot be folded; leave it out")  # fmt: skip
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of inputs and outputs that differ from the toolkit's own."""
+        several = self.form != "files"
+        inputs, outputs = ("pixel_values", "task"), ("logits", "num_classes")
+        names = parse_names(self.input_name, self.output_name, image=inputs[0], answer=outputs[0])
+        return check_names(names, inputs[: 1 + several], outputs[: 1 + several])
 
 
 @dataclass(frozen=True, kw_only=True)

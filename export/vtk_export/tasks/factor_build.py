@@ -133,6 +133,8 @@ class FactorBuild(Build):
             return ()
         with contextlib.suppress(DataError, OSError, KeyError, TypeError, AttributeError):
             found = read_json(self._earlier / LAYOUT)
+            if found.get("names", {}) != self.config.names:
+                return ()
             wanted = {"format": FORMAT, "model": f"{FACTORS}.onnx", **self._facts()}
             files = {self._earlier / name: digest for name, digest in found["sha256"].items()}
             if all(found[key] == value for key, value in wanted.items()) and files:
@@ -179,6 +181,7 @@ class FactorBuild(Build):
             "format": FORMAT,
             "model": f"{FACTORS}.onnx",
             **self._facts(),
+            **({"names": self.config.names} if self.config.names else {}),
             "input": {"in_chans": spec.in_chans, "height": spec.height, "width": spec.width},
             "sha256": {path.name: digests.file_digest(path) for path in sorted(files)},
             "origin": dict(self.layout.origin),
@@ -200,6 +203,7 @@ class FactorBuild(Build):
         return verify_factors(
             folder / f"{FACTORS}.onnx", self._models, self.layout, self.members, self._stored,
             opset=self.config.file_opset, ir_version=self.config.ir, static_batch=self.config.static_batch,
+            names=self.config.names,
         )  # fmt: skip
 
     def print_rows(self, rows: Sequence[TaskRow]) -> None:
@@ -211,7 +215,7 @@ class FactorBuild(Build):
 
     def page(self) -> str:
         """Return the README.md of the folder."""
-        return factors_page(self.cards(), batch=self.config.static_batch)
+        return factors_page(self.cards(), batch=self.config.static_batch, called=self.config.names)
 
     def task_files(self, out: Path) -> tuple[TaskFile, ...]:
         """Return the files of the tasks' factors in ``out``."""

@@ -51,6 +51,7 @@ def verify_factors(
     opset: int,
     ir_version: int,
     static_batch: int | None,
+    names: Mapping[str, str],
 ) -> list[TaskRow]:
     """Check the graph and every task, in mixed calls.
 
@@ -59,6 +60,7 @@ def verify_factors(
         models: `FactorModel` of the folder, with graph optimisations on and off.
         layout: of the stacks.
         members: the tasks.
+        names: of inputs and outputs that differ from the toolkit's.
         stored: logits of each task's images with the factors as they are stored, which the graph has to give.
         opset, ir_version, static_batch: as they were asked for.
 
@@ -77,6 +79,7 @@ def verify_factors(
     }
     outputs: dict[str, tuple[str, Axes]] = {"logits": ("FLOAT", ("classes",)), "num_classes": ("INT32", ())}
     whole: dict[str, tuple[str, Axes]] = {s.name: (_TYPES[s.dtype], (TASKS, *s.axes)) for s in layout.stacks}
+    inputs, outputs = ({names.get(term, term): entry for term, entry in each.items()} for each in (inputs, outputs))
     verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch, ir_version=ir_version, whole=whole)
     counts = np.array([len(member.card.classes) for member in members], np.int32)
     halves = any(stack.dtype == "fp16" for stack in layout.stacks)

@@ -11,6 +11,7 @@ from torch import Tensor
 from vtk import console
 from vtk.errors import DataError, VerificationError
 from vtk.runtime.backends.base import Backend, load_backend
+from vtk.runtime.export_facts import Facts
 from vtk.runtime.onnx_file import open_onnx
 from vtk_export.gate.limits import LIMITS
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
@@ -48,14 +49,16 @@ class TaskRow:
 
 
 def verify_file(
-    path: Path, member: Member, *, opset: int, ir_version: int, static_batch: int | None, threads: int | None
-) -> list[TaskRow]:
-    """Check a task's own file.
+    path: Path, member: Member, *, opset: int, ir_version: int, static_batch: int | None, threads: int | None,
+    names: dict[str, str],
+) -> list[TaskRow]:  # fmt: skip
+    """Check a task's own file, of which ``names`` are the names that differ from the toolkit's.
 
     Raises:
         VerificationError: its structure is not what was asked for, or it cannot be run. Wrong values are in the rows.
     """
-    verify_structure(path, member.card, opset=opset, static_batch=static_batch, ir_version=ir_version)
+    facts = Facts(names=names)
+    verify_structure(path, member.card, opset=opset, static_batch=static_batch, ir_version=ir_version, facts=facts)
     sessions = _sessions(path, threads)
     rows, start = [], 0
     try:
@@ -70,8 +73,9 @@ def verify_file(
 
 
 def verify_gathered(
-    path: Path, members: Sequence[Member], *, opset: int, ir_version: int, static_batch: int | None, threads: int | None
-) -> list[TaskRow]:
+    path: Path, members: Sequence[Member], *, opset: int, ir_version: int, static_batch: int | None,
+    threads: int | None, names: dict[str, str],
+) -> list[TaskRow]:  # fmt: skip
     """Check the file of all tasks on mixed batches, its padding, and numbers that no task has.
 
     Raises:
@@ -84,6 +88,7 @@ def verify_gathered(
         "task": ("INT32", ()),
     }
     outputs: dict[str, tuple[str, Axes]] = {"logits": ("FLOAT", (most,)), "num_classes": ("INT32", ())}
+    inputs, outputs = ({names.get(term, term): entry for term, entry in each.items()} for each in (inputs, outputs))
     verify_graph(path, inputs, outputs, opset=opset, static_batch=static_batch, ir_version=ir_version)
     sessions = _sessions(path, threads)
     counts = torch.tensor([len(m.card.classes) for m in members], dtype=torch.int32)

@@ -5,15 +5,16 @@ from collections.abc import Mapping
 
 from vtk.card import Card
 from vtk.markdown import span
-from vtk.packs.readme import card_sections, code_block, shares_code
+from vtk.packs.readme import NO_NAMES, card_sections, code_block, shares_code
 from vtk_export.readme import TASKS, input_facts, preparations
 
 _MULTI_LABEL = 'tasks[task]["multi_label"]'
 
 
 def tasks_page(
-    cards: Mapping[str, Card], *, files: bool, gathered: bool, options: Mapping[str, str], batch: int | None
-) -> str:
+    cards: Mapping[str, Card], *, files: bool, gathered: bool, options: Mapping[str, str], batch: int | None,
+    called: Mapping[str, str] = NO_NAMES,
+) -> str:  # fmt: skip
     """Return the page of a folder of several tasks.
 
     Args:
@@ -22,7 +23,9 @@ def tasks_page(
         gathered: ``gathered.onnx`` serves all of them.
         options: session options without which each session copies the shared weights.
         batch: fixed batch size, None for any.
+        called: names of inputs and outputs that differ from this toolkit's.
     """
+    image, task, logits, count = (called.get(n, n) for n in ("pixel_values", "task", "logits", "num_classes"))
     code = [
         "import json\n\nimport numpy as np\nimport onnxruntime\n\n"
         'with open("tasks.json", encoding="utf-8") as file:\n    tasks = json.load(file)["tasks"]',
@@ -31,15 +34,15 @@ def tasks_page(
     what = []
     if gathered:
         what.append(
-            "`gathered.onnx` takes `pixel_values` and `task`, int32 (batch,), the task number of each image. "
-            "It returns `logits`, as wide as the largest number of classes, and `num_classes`."
+            f"`gathered.onnx` takes `{image}` and `{task}`, int32 (batch,), the task number of each image. "
+            f"It returns `{logits}`, as wide as the largest number of classes, and `{count}`."
         )
         code.append(
             'gathered = onnxruntime.InferenceSession("gathered.onnx", providers=["CPUExecutionProvider"])\n\n\n'
             "def run_gathered(path, task):  # the logits of one image; a call may mix images of several tasks\n"
             '    number = np.array([tasks[task]["number"]], np.int32)\n'
-            '    inputs = {"pixel_values": prepare[task](path), "task": number}\n'
-            '    logits, count = gathered.run(["logits", "num_classes"], inputs)\n'
+            f'    inputs = {{"{image}": prepare[task](path), "{task}": number}}\n'
+            f'    logits, count = gathered.run(["{logits}", "{count}"], inputs)\n'
             "    return logits[0, : count[0]]"
         )
     if files:
@@ -55,7 +58,7 @@ def tasks_page(
             "sessions = {}\n\n\n"
             "def run(path, task):  # the logits of one image\n"
             "    if task not in sessions:\n        sessions[task] = open_task(task)\n"
-            '    return sessions[task].run(["logits"], {"pixel_values": prepare[task](path)})[0][0]'
+            f'    return sessions[task].run(["{logits}"], {{"{image}": prepare[task](path)}})[0][0]'
         )
     last = next(iter(cards))
     run = "run" if files else "run_gathered"
@@ -65,20 +68,22 @@ def tasks_page(
         '    return sorted(zip(tasks[task]["classes"], shares.tolist()), key=lambda pair: -pair[1])'
     )
     several = len({card.input.size for card in cards.values()}) > 1
-    facts = input_facts(cards[last], False, "fp32", batch, None, sides="height, width" * several)
+    facts = input_facts(cards[last], False, "fp32", batch, None, sides="height, width" * several, called=called)
     if several:
         facts += " Height and width depend on the task, see below."
-    return _page(" ".join(what) + " `tasks.json` lists the file, number and classes of each task.", facts, cards, code)
+    return _page(" ".join(what) + " `tasks.json` lists the file, number and classes of each task.", facts, cards, code,
+                 called)  # fmt: skip
 
 
-def factors_page(cards: Mapping[str, Card], *, batch: int | None) -> str:
+def factors_page(cards: Mapping[str, Card], *, batch: int | None, called: Mapping[str, str] = NO_NAMES) -> str:
     """Return the page of a folder of one graph and the factors of each task; arguments as of `tasks_page`."""
     last = next(iter(cards))
     # where tasks differ, one of them as default would be a guess
     alike = len({(card.input, card.multi_label) for card in cards.values()}) == 1
     like = f"like={last!r}" if alike else "like"
+    image, task = (called.get(name, name) for name in ("pixel_values", "task"))
     what = (
-        "`factors.onnx` takes `pixel_values`, `task`, int32 (batch,), the slot of each image's task, and stacks of all "
+        f"`factors.onnx` takes `{image}`, `{task}`, int32 (batch,), the slot of each image's task, and stacks of all "
         "tasks' own weights as further inputs. `TASK.safetensors` has a task's row of each stack, `factors.json` says "
         "which stacks there are, and lists tasks, classes and ranks. `vtk_factors.py` needs numpy and onnxruntime: it "
         "makes the stacks, has a session bind them once, and adds, replaces and removes tasks between two runs."
@@ -103,10 +108,11 @@ def factors_page(cards: Mapping[str, Card], *, batch: int | None) -> str:
         "`FactorModel.run` takes any number of images per task, makes other floating types and byte orders fp32, and "
         "refuses other types and shapes."
     )
-    return _page(what, input_facts(cards[last], False, "fp32", batch, None, accepted=accepted), cards, code)
+    facts = input_facts(cards[last], False, "fp32", batch, None, accepted=accepted, called=called)
+    return _page(what, facts, cards, code, called)
 
 
-def _page(what: str, facts: str, cards: Mapping[str, Card], code: list[str]) -> str:
+def _page(what: str, facts: str, cards: Mapping[str, Card], code: list[str], called: Mapping[str, str]) -> str:
     last = next(iter(cards))
     parts = [
         f"{TASKS}\n\n{what} "
@@ -116,6 +122,6 @@ def _page(what: str, facts: str, cards: Mapping[str, Card], code: list[str]) -> 
         f"`task` is a name such as {span(repr(last))}:\n\n{code_block(*code)}"
     ]
     for name, card in cards.items():
-        sections = re.sub("^## ", "### ", card_sections(card), flags=re.MULTILINE)
+        sections = re.sub("^## ", "### ", card_sections(card, called=called), flags=re.MULTILINE)
         parts.append(f"## Task {span(name)}\n\n{sections}")
     return "\n".join(parts)

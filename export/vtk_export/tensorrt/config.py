@@ -11,6 +11,7 @@ from vtk_export.onnx.config import derive
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import PrecisionConfig
 from vtk_export.targets import OLD, OPSETS, Target, parse_target, tensorrt_of
+from vtk_export.tensor_names import InputName, OutputName
 
 __all__ = ["OLD", "TensorrtCommand", "TensorrtConfig", "parse_version"]
 
@@ -55,6 +56,8 @@ class TensorrtConfig(PrecisionConfig):
     ] = True
     workspace: Annotated[int, Option("GPU memory for building and running, in MiB", least=1)] = 4096
     build: Annotated[bool, Option("also build the engine, if TensorRT is installed", often=True)] = False
+    input_name: InputName = ()
+    output_name: OutputName = ()
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
 

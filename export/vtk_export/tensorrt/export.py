@@ -142,7 +142,8 @@ def export_tensorrt(
         findings = check(proto, target)
         found = _write_side_files(proto, file, config, target, folder, findings)
         half = "" if file.facts.precision == "fp32" or config.keep_io_types else file.facts.precision
-        page = scripts.tensorrt_page(inputs.card, half=half, batch=config.static_batch, version=target.version)
+        page = scripts.tensorrt_page(inputs.card, half=half, batch=config.static_batch, version=target.version,
+                                     called=file.facts.names)  # fmt: skip
         write_text(folder / README, page)
         size = sum(entry.stat().st_size for entry in folder.glob(f"{scripts.MODEL}*"))
         # an engine is of the file before and goes, the timing cache stays
@@ -197,6 +198,7 @@ def _write_side_files(
         tf32=config.tf32,
         workspace=config.workspace,
         fp8=file.facts.fp8,
+        names=file.facts.names,
     )
     found["onnx_sha256"], found["card_sha256"] = file_digest(file.path), file_digest(folder / scripts.CARD)
     if (folder / DATA).exists():

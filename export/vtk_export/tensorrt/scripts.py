@@ -15,7 +15,7 @@ from vtk.card import Card
 from vtk.errors import UsageError
 from vtk.markdown import span
 from vtk.marks import begins, beside, json_with, says
-from vtk.packs.readme import card_sections
+from vtk.packs.readme import NO_NAMES, card_sections
 from vtk_export.readme import TENSORRT, input_facts, onnx_code, use_of
 from vtk_export.targets import Target
 
@@ -61,6 +61,7 @@ def profile(
     tf32: bool,
     workspace: int,
     fp8: bool = False,
+    names: Mapping[str, str] = NO_NAMES,
 ) -> dict[str, Any]:
     """Return the content of ``profile.json``, which the scripts read.
 
@@ -72,12 +73,13 @@ def profile(
         tf32: whether fp32 products may be rounded.
         workspace: MiB.
         fp8: its wide products read e4m3.
+        names: of inputs and outputs that differ from this toolkit's.
     """
     inputs = {value.name: _ranges(value, shapes) for value in proto.graph.input}
     return {
         "tensorrt": target.version, "precision": precision, "strongly_typed": not target.version.startswith("8"),
         "tf32": tf32, "workspace_mib": workspace, "inputs": inputs, **({"fp8": True} if fp8 else {}),
-        "outputs": {value.name: _dims(value) for value in proto.graph.output},
+        "outputs": {value.name: _dims(value) for value in proto.graph.output}, **({"names": names} if names else {}),
     }  # fmt: skip
 
 
@@ -130,7 +132,9 @@ def compare_script(found: Mapping[str, Any]) -> str:
     return _HEAD.format(comment=comment) + "\n".join(_shell(line) for line in polygraphy(found))
 
 
-def tensorrt_page(card: Card, *, half: str, batch: int | None, version: str) -> str:
+def tensorrt_page(
+    card: Card, *, half: str, batch: int | None, version: str, called: Mapping[str, str] = NO_NAMES
+) -> str:
     """Return the page of a TensorRT folder: how to build the engine, and the same graph in ONNX Runtime.
 
     Args:
@@ -138,6 +142,7 @@ def tensorrt_page(card: Card, *, half: str, batch: int | None, version: str) -> 
         half: ``fp16`` or ``bf16`` where inputs and outputs have that type, else "".
         batch: fixed batch size, None for the range in ``profile.json``.
         version: of TensorRT.
+        called: names of inputs and outputs that differ from this toolkit's.
     """
     return (
         f"{TENSORRT}{span(card.model.name)}\n\n"
@@ -145,10 +150,11 @@ def tensorrt_page(card: Card, *, half: str, batch: int | None, version: str) -> 
         "or newer. Run it on the target GPU: an engine is specific to one GPU and one TensorRT version. From Python, "
         "`build_engine.load_engine()` checks the engine's stamp and returns it. `profile.json` has the range of batch "
         "sizes; TensorRT refuses others. `bash compare.sh` compares the engine with ONNX Runtime.\n\n"
-        f"{input_facts(card, False, half or 'fp32', batch, None)}\n\n"
+        f"{input_facts(card, False, half or 'fp32', batch, None, called=called)}\n\n"
         "Without TensorRT, with onnxruntime and Pillow installed, run these lines in this folder to load the same "
         f"graph; {use_of('logits')}:\n\n"
-        f"{onnx_code(card, names=('logits',), half=half, batch=batch)}\n{card_sections(card)}"
+        f"{onnx_code(card, names=('logits',), half=half, batch=batch, called=called)}\n"
+        f"{card_sections(card, called=called)}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vtk_export.triton.pbtxt import messages
+from vtk_export.triton.pbtxt import messages, names_in
 from vtk_export.triton.served_by import Server
 
 
@@ -40,7 +40,7 @@ def command_lines(
         if -1 in entry.dims:
             test += f" --shape {entry.name}:{','.join(map(str, dims))}"
     for entry in config.input:
-        if entry.name == "task":  # numbers at random would be of no task
+        if entry.name == names_in(config).get("task", "task"):  # numbers at random would be of no task
             named = entry.data_type == messages().DataType.Value("TYPE_STRING")
             test += f" --string-data {shlex.quote(tasks[0])}" if named else " --input-data zero"
     lines.append(test)

@@ -30,9 +30,10 @@ from vtk_export.onnx.config import derive
 from vtk_export.options import RunTime
 from vtk_export.targets import Target, parse_target
 from vtk_export.tasks.config import FactorType
+from vtk_export.tensor_names import InputName, OutputName, parse_names
 from vtk_export.triton.config_checks import check_backend, check_batches, check_target
 
-Server = Literal["onnxruntime", "python", "vtk", "tensorrt"]
+Server = Literal["onnxruntime", "python", "vtk", "tensorrt", "openvino"]
 ONE, MANY = "onnxruntime", "python"
 """Back-ends that are taken for one source and for several."""
 
@@ -105,6 +106,14 @@ class TritonConfig(Config):
     server_device: Annotated[
         Literal["auto", "cpu", "gpu"], Option("auto: the server's GPUs if it has any; python runs on the CPU")
     ] = "auto"
+    python_runtime: Annotated[
+        Literal["onnxruntime", "openvino"],
+        Option("python: what runs the files; openvino: a whole copy of the weights for each task", often=True),
+    ] = "onnxruntime"
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Option("openvino: precision of products; auto: bf16 where this processor has it, and verifies it", "format"),
+    ] = "auto"
     server_threads: Annotated[
         int | None, Option("CPU threads per instance (default: the runtime's, mostly all cores)", least=1)
     ] = None
@@ -128,6 +137,8 @@ class TritonConfig(Config):
     split: Split = None
     images: JudgeImages = 256
     unverified: Unverified = False
+    input_name: InputName = ()
+    output_name: OutputName = ()
     profile: ProfileSizes = ()
     seed: Seed = 0
     threads: Threads = None
@@ -161,6 +172,11 @@ class TritonCommand(TritonConfig):
         return self.backend or (MANY if self.several else ONE)
 
     @property
+    def in_openvino(self) -> bool:
+        """Whether OpenVINO runs the files."""
+        return self.server == "openvino" or (self.server == "python" and self.python_runtime == "openvino")
+
+    @property
     def changes(self) -> bool:
         """Whether a model that is there is changed, and keeps its other tasks."""
         return self.update or bool(self.remove)
@@ -168,7 +184,7 @@ class TritonCommand(TritonConfig):
     @property
     def models(self) -> bool:
         """Whether each source is a model of its own."""
-        return self.server in ("onnxruntime", "tensorrt") and self.form != "factors"
+        return self.server in ("onnxruntime", "tensorrt", "openvino") and self.form != "factors"
 
     @property
     def several(self) -> bool:
@@ -182,11 +198,20 @@ class TritonCommand(TritonConfig):
             out: its folder.
             data: images of its source.
             with_preproc: preprocessing is in its graph.
+
+        Its inputs and outputs have the toolkit's own names: what writes it for a server that reads it gives it others.
         """
         # the score beside the logits is their softmax, so the model of one task gives both from logits
         softmax = self.softmax and self.server != "python"
         dtype = "fp32" if self.dtype == "auto" else self.dtype
-        return {"out": out, "data": data, "dtype": dtype, "softmax": softmax, "with_preproc": with_preproc}
+        return {"out": out, "data": data, "dtype": dtype, "softmax": softmax, "with_preproc": with_preproc,
+                "input_name": (), "output_name": ()}  # fmt: skip
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Names of the model's inputs and outputs that were given, by the toolkit's own."""
+        image, answer = "images" if self.with_preproc else "pixel_values", "probabilities" if self.softmax else "logits"
+        return parse_names(self.input_name, self.output_name, image=image, answer=answer)
 
     @property
     def runtime(self) -> Target | None:
@@ -203,6 +228,7 @@ class TritonCommand(TritonConfig):
         check_backend(self)
         check_target(self)
         check_batches(self)
+        self.names  # noqa: B018 - refuses one name for two tensors
         if self.name is not None and self.models and len(self.sources) > 1:
             raise UsageError(
                 f"`--name` {self.name} names one model, but {len(self.sources)} sources were given; give NAME=SOURCE"
@@ -210,6 +236,6 @@ class TritonCommand(TritonConfig):
         if self.engine is not None and len(self.sources) > 1:
             raise UsageError(f"`--engine` {self.engine} belongs to one source, not to {len(self.sources)}; export "
                              "them one by one")  # fmt: skip
-        if self.server != "vtk":
+        if self.server != "vtk" and not self.in_openvino:
             data = Path() if self.data else None
             derive(self, **self.onnx_options(Path(), data, with_preproc=self.ensemble is False))  # has its own checks

@@ -57,11 +57,20 @@ def check_backend(config: "TritonCommand") -> None:
     Raises:
         UsageError: names the first such flag and the reason.
     """
-    reasons = {"python": _python, "vtk": _vtk, "tensorrt": _tensorrt, "onnxruntime": _onnxruntime}
+    reasons = {"python": _python, "vtk": _vtk, "tensorrt": _tensorrt, "onnxruntime": _onnxruntime,
+               "openvino": _openvino}  # fmt: skip
     why = reasons[config.server](config)
-    if config.server != "onnxruntime" and config.ensemble is False:
+    if config.python_runtime != "onnxruntime" and config.server != "python":
+        raise UsageError(f"`--python-runtime` {config.python_runtime} is for --backend python; `--backend` is "
+                         f"{config.server}: leave one out")  # fmt: skip
+    if config.in_openvino:
+        why |= _in_openvino(config)
+    elif config.precision != "auto":
+        raise UsageError(f"`--precision` {config.precision} is OpenVINO's; give --backend python --python-runtime "
+                         "openvino, or --dtype")  # fmt: skip
+    if config.server not in ("onnxruntime", "openvino") and config.ensemble is False:
         why["--no-ensemble"] = "its graph takes normalised tensors"
-    in_graph = config.server == "onnxruntime" and not config.ensemble
+    in_graph = config.server in ("onnxruntime", "openvino") and not config.ensemble
     if config.changes and config.models:
         flag = "--update" if config.update else "--remove"
         raise UsageError(f"`{flag}` changes the tasks of one model, and --backend {config.server} has a model for "
@@ -93,7 +102,9 @@ def check_target(config: "TritonCommand") -> None:
     target = config.runtime
     if target is None:
         return
-    kinds = {"onnxruntime": ("ort",), "python": ("ort",), "tensorrt": ("trt",), "vtk": ()}[config.server]
+    kinds = {"onnxruntime": ("ort",), "python": ("ort",), "tensorrt": ("trt",), "vtk": (), "openvino": ()}[
+        config.server
+    ]
     if target.release is None and target.kind not in kinds:
         known = " or ".join(("tritonserver:YY.MM", *(f"{kind}:X.Y" for kind in kinds)))
         raise UsageError(f"`--target` {target.text} does not run --backend {config.server}; give {known}")
@@ -158,6 +169,28 @@ def _vtk(config: "TritonCommand") -> Reasons:
     }  # fmt: skip
 
 
+def _openvino(config: "TritonCommand") -> Reasons:
+    """Return what the server's OpenVINO back-end does not do."""
+    return {
+        "--ensemble": bool(config.ensemble) and "its file prepares images itself",
+        "--server-device gpu": config.server_device == "gpu" and "it runs on the CPU",
+    }
+
+
+def _in_openvino(config: "TritonCommand") -> Reasons:
+    """Return the flags that do not go with files of OpenVINO."""
+    ir = "its files are OpenVINO's"
+    return {
+        "--engine": config.engine and ir, "--keep-io-types": config.keep_io_types and ir,
+        f"--opset {config.opset}": config.opset != OPSETS.start and ir, "--profile": bool(config.profile) and ir,
+        "--unverified": config.unverified and "its files are always verified",
+        f"--dtype {config.dtype}": config.dtype not in ("auto", "fp32") and "--precision rounds products to bf16",
+        "--int8 dynamic": config.int8 == "dynamic" and "it runs static int8 alone",
+        f"--form {config.form}": config.form == "factors" and "its graph takes no factors",
+        "--update": config.changes and "it keeps no packs to change",
+    }  # fmt: skip
+
+
 def _tensorrt(config: "TritonCommand") -> Reasons:
     gpu = "it is TensorRT on a GPU"
     why: Reasons = {
@@ -173,6 +206,8 @@ def _tensorrt(config: "TritonCommand") -> Reasons:
         "--keep-io-types": config.keep_io_types and built, "--static-batch": config.static_batch and built,
         "--fuse": config.fuse is not None and built, f"--opset {config.opset}": config.opset != OPSETS.start and built,
         "--profile": bool(config.profile) and built,
+        "--input-name": bool(config.input_name) and f"{built} with names", "--output-name": bool(config.output_name) and
+        f"{built} with names",
     }  # fmt: skip
 
 

@@ -13,7 +13,9 @@ from vtk.card import FIRST_SCHEMA, Card
 from vtk.errors import VerificationError
 from vtk.formats import to_json
 from vtk.runtime.backends.base import load_backend
+from vtk.runtime.export_facts import Facts
 from vtk.runtime.onnx_file import open_onnx
+from vtk_export.graph.rename import rename_ends
 from vtk_export.output_folder import INLINE_LIMIT
 
 CLOSE = 1e-4
@@ -24,7 +26,8 @@ _CHECKED = 2
 _SEED = 0
 
 
-def write_constant(folder: Path, layout: Mapping[str, Any], cards: Mapping[str, Card], path: Path) -> None:
+def write_constant(folder: Path, layout: Mapping[str, Any], cards: Mapping[str, Card], path: Path,
+                   names: Mapping[str, str]) -> None:  # fmt: skip
     """Write one ONNX file with the factors of all tasks inside; a task's number is its place in ``cards``.
 
     Args:
@@ -32,6 +35,7 @@ def write_constant(folder: Path, layout: Mapping[str, Any], cards: Mapping[str, 
         layout: its ``factors.json``.
         cards: of the tasks.
         path: of the file.
+        names: of inputs and outputs that differ from the toolkit's.
 
     Raises:
         VerificationError: its logits are not those of the graph with bound factors.
@@ -49,7 +53,9 @@ def write_constant(folder: Path, layout: Mapping[str, Any], cards: Mapping[str, 
     next(v for v in proto.graph.output if v.name == "logits").type.tensor_type.shape.dim[1].dim_value = width
     plain = {n: dataclasses.replace(card, base=None, pack={}, schema=FIRST_SCHEMA) for n, card in cards.items()}
     tasks = [{"name": name, "card": card.to_dict()} for name, card in plain.items()]
-    onnx.helper.set_model_props(proto, {"vtk.tasks": to_json({"format": 1, "tasks": tasks})})
+    rename_ends(proto, names)
+    named = Facts(names=dict(names)).props()
+    onnx.helper.set_model_props(proto, {**named, "vtk.tasks": to_json({"format": 1, "tasks": tasks})})
     large = proto.ByteSize() > INLINE_LIMIT
     onnx.save_model(proto, path, save_as_external_data=large, location=f"{path.name}.data" if large else None)
     _verify(folder, path, cards)

@@ -5,7 +5,7 @@ compared with PyTorch.
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Engine:
         batches: fewest, usual and most images of one call.
         batched: whether the batch is free.
         card: of the ONNX file.
+        names: of inputs and outputs that differ from this toolkit's, by its own.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Engine:
     batches: tuple[int, int, int]
     batched: bool
     card: Card
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def built(self) -> str:
@@ -81,13 +83,13 @@ def read_engine(path: Path) -> Engine:
     ):
         if digest != file_digest(folder / name):
             raise DataError(f"{folder / name} does not match {record}; build the engine again")
-    inputs, batches, batched = _inputs(profile, folder / scripts.PROFILE)
+    source = open_onnx(folder / scripts.MODEL)
+    inputs, batches, batched = _inputs(profile, folder / scripts.PROFILE, source.facts.name("pixel_values"))
     outputs = tuple(
-        Slot(name, _type(entry), _dims(entry.get("shape"), batched), labels=name == "logits")
+        Slot(name, _type(entry), _dims(entry.get("shape"), batched), labels=name == source.facts.name("logits"))
         for name, entry in _entries(profile, "outputs")
     )
-    card = open_onnx(folder / scripts.MODEL).card
-    return Engine(file, folder, stamp, inputs, outputs, batches, batched, card)
+    return Engine(file, folder, stamp, inputs, outputs, batches, batched, source.card, source.facts.names)
 
 
 def check_engine(
@@ -133,10 +135,10 @@ def copy_engine(engine: Engine, version: Path) -> None:
     shutil.copyfile(engine.folder / "model.json", version / "model.json")
 
 
-def _inputs(profile: dict[str, Any], where: Path) -> tuple[tuple[Slot, ...], tuple[int, int, int], bool]:
+def _inputs(profile: dict[str, Any], where: Path, image: str) -> tuple[tuple[Slot, ...], tuple[int, int, int], bool]:
     entries = _entries(profile, "inputs")
-    if [name for name, _ in entries] != ["pixel_values"]:
-        raise DataError(f"{where} is not of a model with the one input `pixel_values`; build the engine again")
+    if [name for name, _ in entries] != [image]:
+        raise DataError(f"{where} is not of a model with the one input `{image}`; build the engine again")
     ((name, entry),) = entries
     batched = bool(entry.get("dynamic"))
     shapes = [entry.get(which) for which in ("min", "opt", "max")]

@@ -19,7 +19,7 @@ from vtk_export.triton.factor_models import takes_factors
 from vtk_export.triton.files import same_code, write_code, write_model_files
 from vtk_export.triton.models import fill
 from vtk_export.triton.order import ModelContent, Order
-from vtk_export.triton.pbtxt import CONFIG, write_text
+from vtk_export.triton.pbtxt import CONFIG, names_in, renamed, write_text
 from vtk_export.triton.preproc_drift import measure_served
 from vtk_export.triton.publish import Draft, draft
 from vtk_export.triton.update import updated_order
@@ -34,7 +34,7 @@ def wants_ensemble(order: Order) -> bool:
         UsageError: the ensemble cannot be either.
     """
     config = order.config
-    if not config.with_preproc or config.ensemble is False:
+    if not config.with_preproc or config.ensemble is False or config.server == "openvino":
         return False
     if config.server == "onnxruntime" and config.ensemble is None:
         try:
@@ -64,16 +64,18 @@ def publish_ensemble(order: Order) -> tuple[Draft, ModelContent, dict[str, Draft
         DataError: the repository cannot be written, or holds something else under one of the names.
         VtkError: what `fill` raises.
     """
-    config = order.config
     prepare, classify = step_names(order.name)
+    config = order.config
     with contextlib.ExitStack() as stack:
         # what is opened last is published first
         whole = stack.enter_context(draft(config.out, order.name))
         inner = stack.enter_context(draft(config.out, classify, order.name))
         before = stack.enter_context(draft(config.out, prepare, order.name))
-        order = updated_order(order, inner)
+        order = updated_order(order, inner, whole)
         earlier = _earlier(before, order)
-        content = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name))
+        # the steps keep the toolkit's names, and the ensemble gives its own tensors others
+        names, plain = order.config.names, dataclasses.replace(order.config, input_name=(), output_name=())
+        content = fill(inner, dataclasses.replace(order, name=classify, part_of=order.name, config=plain))
         write_model_files(inner.folder, content.message, content.cards, [slot.name for slot in content.outputs])
         first = _write_preprocess(before, order, content, prepare, earlier)
         drift = measure_served(
@@ -81,11 +83,12 @@ def publish_ensemble(order: Order) -> tuple[Draft, ModelContent, dict[str, Draft
             seed=config.seed,
         )  # fmt: skip
         content.found["preprocessing_drift"] = dataclasses.asdict(drift)
-        message = build_ensemble(order.name, first, content.message, content.outputs)
+        message = build_ensemble(order.name, first, content.message, content.outputs, names)
         versions = {prepare: before.version, classify: inner.version}
         whole.at.mkdir()
         write_json(whole.at / STEPS, {"format": 1, "steps": versions, "drift": dataclasses.asdict(drift)})
-        write_model_files(whole.folder, message, content.cards, [slot.name for slot in content.outputs])
+        outputs = [slot.name for slot in renamed(content.outputs, names_in(message))]
+        write_model_files(whole.folder, message, content.cards, outputs)
         if inner.reused and whole.old is not None and whole.old.config == message:
             whole.reuse()
     return whole, content, {prepare: before, classify: inner}

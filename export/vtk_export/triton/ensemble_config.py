@@ -1,15 +1,17 @@
 """Builds the configs of an ensemble and of its preprocessing step."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtk import __version__
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk_export.graph.preproc import RAW_TYPES
+from vtk_export.tensor_names import check_names
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.config_checks import check_name
-from vtk_export.triton.pbtxt import MARK, PART, TYPES, Slot, add_output, messages
+from vtk_export.triton.pbtxt import MARK, NAMES, PART, TYPES, Slot, add_output, messages, renamed
 
 PREPROCESS, CLASSIFIER = "_preprocess", "_classifier"
 """Behind the ensemble's name, the names of its steps."""
@@ -65,7 +67,7 @@ def build_preprocess(name: str, whole: str, config: TritonCommand, image: Slot, 
     return message
 
 
-def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slot]) -> Any:
+def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slot], names: Mapping[str, str]) -> Any:
     """Build the ``ModelConfig`` of the ensemble, which clients query.
 
     Args:
@@ -73,23 +75,36 @@ def build_ensemble(name: str, preprocess: Any, model: Any, outputs: Sequence[Slo
         preprocess: the first step's message.
         model: the second step's message.
         outputs: of the model.
+        names: that the ensemble's inputs and outputs are given, by the toolkit's own.
+
+    Raises:
+        UsageError: a name for what it does not have.
     """
     pb = messages()
+    inside, ends = [entry.name for entry in preprocess.input], [slot.name for slot in outputs]
+    names = check_names(names, inside, ends)
+    tensors = {**{value: value for value in (*inside, *ends)}, **names}
+    for value in preprocess.output:  # between the steps, where nobody names it
+        taken = set(tensors.values())
+        tensors[value.name] = next(n for n in (value.name, f"{value.name}_normalised") if n not in taken)
     message = pb.ModelConfig(name=name, platform="ensemble", max_batch_size=preprocess.max_batch_size)
     message.version_policy.latest.num_versions = 1
     for entry in preprocess.input:
         message.input.add().CopyFrom(entry)
         message.input[-1].ClearField("allow_ragged_batch")
-    for slot in outputs:
+        message.input[-1].name = tensors[entry.name]
+    for slot in renamed(outputs, names):
         add_output(message, slot)
     for step in (preprocess, model):
         # the latest version, whichever it is: a step is replaced before the ensemble is
         entry = message.ensemble_scheduling.step.add(model_name=step.name, model_version=-1)
         for value in step.input:
-            entry.input_map[value.name] = value.name
+            entry.input_map[value.name] = tensors[value.name]
         for value in step.output:
-            entry.output_map[value.name] = value.name
+            entry.output_map[value.name] = tensors[value.name]
     message.parameters[MARK].string_value = __version__
+    if names:
+        message.parameters[NAMES].string_value = json.dumps(names)
     return message
 
 

@@ -72,7 +72,7 @@ class TritonExportResult:
 
     Attributes:
         path: the repository.
-        backend: ``onnxruntime``, ``tensorrt``, ``python`` or ``vtk``.
+        backend: ``onnxruntime``, ``tensorrt``, ``openvino``, ``python`` or ``vtk``.
         models: one, or one for each source.
         seconds: of export and verification.
     """
@@ -100,7 +100,7 @@ def export_triton(
 
     Args:
         sources: packs, run folders, checkpoints or timm names, each ``SOURCE`` or ``NAME=SOURCE``, a `Task` or a module
-            in memory (for onnxruntime and tensorrt); or name to source; or one source alone.
+            in memory (for onnxruntime, tensorrt and openvino); or name to source; or one source alone.
         config: what to make of them.
         opening: how to open them, see `vtk.open_source`.
         show: print the gates' tables.
@@ -185,7 +185,7 @@ def _published(order: Order, model: Draft, content: ModelContent, size: int, ste
     config, message = order.config, content.message
     channels, height, width = image_dims(content.cards)
     sides = (height, width, channels) if order.in_graph else (channels, height, width)
-    fixed = () if message.max_batch_size else (message.input[0].dims[0],)
+    fixed = () if message.max_batch_size else (max(message.input[0].dims[0], 1),)
     lines = command_lines(config.out, message, content.served, list(content.cards), [*fixed, *sides],
                           ensemble=order.name if steps else "")  # fmt: skip
     path = config.out / order.name

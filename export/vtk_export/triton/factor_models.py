@@ -17,6 +17,7 @@ from vtk.runtime.opening import open_source
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
 from vtk_export.tasks.index import LAYOUT
+from vtk_export.tensor_names import check_names
 from vtk_export.triton.bank_packs import INDEX, PACKS, PARTS
 from vtk_export.triton.constant_factors import write_constant
 from vtk_export.triton.factor_update import update_factors
@@ -35,6 +36,8 @@ def takes_factors(order: Order) -> bool:
     one: only such models of this back-end have packs from which they could be changed, and one dense pack must not
     give every other task a graph of its own.
     """
+    if order.config.in_openvino:
+        return False
     if order.config.form != "auto":
         return order.config.form == "factors"
     if not order.config.several or order.config.server != "python" or order.config.profile or order.config.fuse:
@@ -60,7 +63,7 @@ def fill_factors(draft: Draft, order: Order) -> ModelContent:
     cards = {name: read_card(path) for name, path in packs.items()}
     inputs, outputs = slots_of(cards, None, config)
     message = build(order.name, config, inputs, outputs, parameters={**parameters_of(config), "form": "factors"},
-                    warm=image_dims(cards), part_of=order.part_of)  # fmt: skip
+                    warm=image_dims(cards), part_of=order.part_of, names=config.names)  # fmt: skip
     last = draft.last if draft.old is not None and draft.old.config == message else None
     same = last is not None and same_code(last, "factors")
 
@@ -96,13 +99,14 @@ def fill_constant(draft: Draft, order: Order) -> ModelContent:
     export_tasks(packs, _tasks_config(folder, order, packs), base=config.base, show=order.show)
     layout = read_json(folder / LAYOUT)
     draft.at.mkdir()
-    write_constant(folder, layout, cards, draft.at / "model.onnx")
+    names = check_names(config.names, ("pixel_values", "task"), ("logits", "num_classes"))
+    write_constant(folder, layout, cards, draft.at / "model.onnx", names)
     shutil.rmtree(folder)
     _write_packs(draft, packs, layout)
     inputs, outputs, batched = graph_slots(draft.at / "model.onnx", labels=None)
     threads = {} if config.server_threads is None else {"intra_op_thread_count": str(config.server_threads)}
     message = build(order.name, config, inputs, outputs, batched=batched, parameters={**threads, "form": "factors"},
-                    part_of=order.part_of)  # fmt: skip
+                    part_of=order.part_of, names=names)  # fmt: skip
     return ModelContent(message, cards, inputs, outputs, serve_graph(draft.at / "model.onnx", config.runtime))
 
 

@@ -11,7 +11,7 @@ from vtk.card import Card
 from vtk.data import decoding
 from vtk.formats import write_json
 from vtk_export.readme import README
-from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, write_text
+from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, names_in, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
 from vtk_export.triton.readme import describe, model_page
 
@@ -27,6 +27,7 @@ def _same(*names: str) -> dict[str, str]:
 _CODE = {
     "python": {"tasks_model.py": "model.py", **_same("vtk_rows.py", "vtk_counters.py", "vtk_prepack.py")},
     "factors": {"factors_model.py": "model.py", **_same(*_LIVE, "vtk_factors.py")},
+    "openvino": {"openvino_model.py": "model.py", **_same("vtk_rows.py", "vtk_counters.py")},
     "vtk": {"bank_model.py": "model.py", **_same(*_LIVE)},
     "preprocess": {"preprocess_model.py": "model.py", **_same("vtk_rows.py", "vtk_index.py", "vtk_images.py")},
 }
@@ -74,24 +75,28 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
         cards: of its tasks.
         outputs: names of its outputs that clients ask for.
     """
-    names = {entry.name for entry in config.input}
+    called = names_in(config)
+    terms = {called.get(term, term): term for term in (*IMAGES, "task", *called)}
+    names = {terms.get(entry.name, entry.name): entry for entry in config.input}
     for name in _CLIENT:
         shutil.copyfile(_SERVED / name, folder / name)
     for name, content in decoding_code().items():
         (folder / name).write_bytes(content)
     kind = config.input[0].DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number
-    image = next(entry for name in IMAGES for entry in config.input if entry.name == name)
+    source = next(name for name in IMAGES if name in names)
+    image = names[source]
     datatype = kind[image.data_type].name.removeprefix("TYPE_")
-    numbered = any(kind[entry.data_type].name == "TYPE_INT32" for entry in config.input if entry.name == "task")
+    numbered = any(kind[entry.data_type].name == "TYPE_INT32" for name, entry in names.items() if name == "task")
     numbers = {"task_numbers": {name: i for i, name in enumerate(cards)}} if numbered else {}
     about = {
         "model": config.name,
-        "input": image.name,
+        "input": source,
         "datatype": "BYTES" if datatype == "STRING" else datatype,
         "has_task": "task" in names,
         **numbers,
-        "static_batch": 0 if config.max_batch_size else image.dims[0],
-        "outputs": list(outputs),
+        "static_batch": 0 if config.max_batch_size else max(image.dims[0], 0),
+        "outputs": [terms.get(name, name) for name in outputs],
+        **({"names": called} if called else {}),
         "tasks": {name: _task(card) for name, card in cards.items()},
     }
     write_json(folder / "client.json", about)

@@ -22,7 +22,10 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
     config = order.config
     (task,) = order.named
     source = say_notes(order.open(task))
-    options = derive(config, **config.onnx_options(draft.at, order.folders.get(task), with_preproc=order.in_graph))
+    given = {"input_name": config.input_name, "output_name": config.output_name}
+    options = derive(config, **{
+        **config.onnx_options(draft.at, order.folders.get(task), with_preproc=order.in_graph), **given,
+    })  # fmt: skip
     if config.server == "tensorrt":
         export_tensorrt(source, _tensorrt_config(draft.at, config, order.folders.get(task)), show=order.show)
         found: dict[str, object] = {}
@@ -30,8 +33,9 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
         found = gate_results(export_onnx(source, options, show=order.show))
     labels = "probabilities" if options.softmax else "logits"
     inputs, outputs, batched = graph_slots(
-        draft.at / "model.onnx", labels=labels, free=("images",) if order.in_graph else ()
-    )
+        draft.at / "model.onnx", labels=options.names.get(labels, labels),
+        free=(options.names.get("images", "images"),) if order.in_graph else (),
+    )  # fmt: skip
     threads = {} if config.server_threads is None else {"intra_op_thread_count": str(config.server_threads)}
     spec = source.card.input
     size = (spec.height, spec.width, 3) if order.in_graph else (spec.in_chans, *spec.size)
@@ -39,7 +43,7 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
     served = serve_graph(draft.at / "model.onnx", config.runtime, tensorrt=config.server == "tensorrt")
     digest = content_digest(draft.at / "model.onnx") if config.server == "tensorrt" else ""
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
-                    part_of=order.part_of, digest=digest)  # fmt: skip
+                    part_of=order.part_of, digest=digest, names=options.names)  # fmt: skip
     code = take_latency(order, draft.at / "model.onnx", source, found)
     return ModelContent(message, {task: source.card}, inputs, outputs, served, found, code)
 
@@ -60,7 +64,7 @@ def fill_engine(draft: Draft, order: Order) -> ModelContent:
     preferred = usual if engine.batched and config.max_batch_size > 1 else []
     built = {key: str(value) for key, value in engine.stamp.items() if not key.endswith("_sha256")}
     message = build(order.name, config, inputs, outputs, batched=engine.batched, parameters=built,
-                    part_of=order.part_of, preferred=preferred)  # fmt: skip
+                    part_of=order.part_of, preferred=preferred, names=engine.names)  # fmt: skip
     return ModelContent(message, {task: source.card}, inputs, outputs, served, {"engine": dict(engine.stamp)})
 
 
@@ -69,6 +73,7 @@ def _tensorrt_config(out: Path, config: TritonCommand, data: Path | None) -> Ten
         out=out, opset=config.opset, static_batch=config.static_batch, data=data, split=config.split, fuse=config.fuse,
         dtype="fp16" if config.dtype == "fp16" else "fp32", keep_io_types=config.keep_io_types, images=config.images,
         seed=config.seed, threads=config.threads, target=config.target,
+        input_name=config.input_name, output_name=config.output_name,
     )  # fmt: skip
     if config.static_batch is not None:
         return options

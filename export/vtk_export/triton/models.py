@@ -20,6 +20,10 @@ def fill(draft: Draft, order: Order) -> ModelContent:
     if order.config.engine is not None:
         return fill_engine(draft, order)
     makers = {"onnxruntime": fill_graph, "tensorrt": fill_graph, "python": fill_tasks, "vtk": fill_bank}
+    if order.config.in_openvino:
+        from vtk_export.triton import openvino_models
+
+        makers |= {"python": openvino_models.fill_openvino, "openvino": openvino_models.fill_graph}
     if takes_factors(order):
         makers |= {"python": fill_factors, "onnxruntime": fill_constant}
     content = makers[order.config.server](draft, order)

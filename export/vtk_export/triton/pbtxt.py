@@ -3,23 +3,30 @@
 Nothing is left for the server to complete, so it also loads with ``--disable-auto-complete-config``.
 """
 
+import contextlib
+import dataclasses
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from vtk import __version__
-from vtk.errors import VerificationError
+from vtk.errors import UsageError, VerificationError
 from vtk.readers import reading
 from vtk_export.triton.config import TritonCommand
 
 CONFIG, LABELS, WARMUP_TASK, PLAN = "config.pbtxt", "labels.txt", "task", "model.plan"
 MARK = "vtk"
 """Parameter by which a model folder is known to be an export's; servers ignore parameters that they do not know."""
+
+NAMES = "names"
+"""Parameter with the names that were given, JSON, by the toolkit's own: models in Python read it, and later exports."""
 
 PART = "part_of"
 """Parameter of a step of an ensemble, with the ensemble's name."""
@@ -138,6 +145,7 @@ def build(
     part_of: str = "",
     preferred: Sequence[int] = (),
     digest: str = "",
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Build a ``ModelConfig``.
 
@@ -152,12 +160,15 @@ def build(
         part_of: the ensemble that it is a step of.
         preferred: batch sizes that an engine was tuned for.
         digest: of the ONNX file and its weights, by which engines that the server builds are kept.
+        names: of those inputs and outputs whose names were given, by the toolkit's own.
     """
     pb = messages()
     most = config.max_batch_size if batched else 0
     message = pb.ModelConfig(name=name, max_batch_size=most)
     if config.engine is not None:
         message.platform, message.backend, message.default_model_filename = "tensorrt_plan", "tensorrt", PLAN
+    elif config.server == "openvino":
+        message.backend, message.default_model_filename = "openvino", "model.xml"
     elif config.server in ("onnxruntime", "tensorrt"):
         message.backend, message.default_model_filename = "onnxruntime", "model.onnx"
     else:
@@ -176,10 +187,11 @@ def build(
     if config.server == "tensorrt" and config.engine is None:
         _accelerate(message, config, inputs, batched=batched, digest=digest)
     kinds = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"}
-    kind = {"python": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
+    kind = {"python": "cpu", "openvino": "cpu", "tensorrt": "gpu"}.get(config.server, config.server_device)
     message.instance_group.add(kind=pb.ModelInstanceGroup.Kind.Value(kinds[kind]), count=config.instances)
     part = {PART: part_of} if part_of else {}
-    for key, value in {MARK: __version__, **part, **(parameters or {})}.items():
+    named = {NAMES: json.dumps(dict(names))} if names else {}
+    for key, value in {MARK: __version__, **part, **named, **(parameters or {})}.items():
         message.parameters[key].string_value = value
     if config.warmup:
         for batch in sorted({1, most or 1}):
@@ -199,6 +211,10 @@ def _accelerate(message: Any, config: TritonCommand, inputs: Sequence[Slot], *, 
     if batched:
         usual = min(USUAL, config.max_batch_size)
         for name, batch in (("min", 1), ("opt", usual), ("max", config.max_batch_size)):
+            if odd := [slot.name for slot in inputs if ":" in slot.name]:
+                raise UsageError(
+                    f"`--input-name` {odd[0]}: the accelerator's list of shapes divides names at `:`; give one without"
+                )
             shapes = (f"{slot.name}:{'x'.join(map(str, (batch, *slot.dims)))}" for slot in inputs)
             engine[f"trt_profile_{name}_shapes"] = ",".join(shapes)
         if config.max_batch_size > 1:  # engines are quickest at the sizes that they were tuned for
@@ -220,6 +236,22 @@ def _warm(pb: Any, request: Any, inputs: Sequence[Slot], warm: tuple[int, ...]) 
             entry.input_data_file = WARMUP_TASK  # an empty name is no task
         else:
             entry.zero_data = True
+
+
+def names_in(message: Any) -> dict[str, str]:
+    """Return the names that a config's inputs and outputs were given, by the toolkit's own; none of a damaged one."""
+    if NAMES not in message.parameters:
+        return {}
+    with contextlib.suppress(ValueError):
+        found = json.loads(message.parameters[NAMES].string_value)
+        if isinstance(found, dict) and all(isinstance(name, str) for name in found.values()):
+            return found
+    return {}
+
+
+def renamed(slots: Sequence[Slot], names: Mapping[str, str]) -> list[Slot]:
+    """Return inputs or outputs under the names that were given."""
+    return [dataclasses.replace(slot, name=names.get(slot.name, slot.name)) for slot in slots]
 
 
 def write_text(message: Any) -> str:

@@ -34,7 +34,10 @@ DECODING = {
 }
 """Name in a model's folder → module of `vtk.data.decoding`, which needs Pillow and NumPy only."""
 
-OWN = frozenset({"warmup", README, "client.py", "client.json", "vtk_images.py", *DECODING})
+MODEL_SERVER = "ovms.json"
+"""Config for OpenVINO Model Server, of a model for the server's OpenVINO back-end."""
+
+OWN = frozenset({"warmup", MODEL_SERVER, README, "client.py", "client.json", "vtk_images.py", *DECODING})
 """Names in a model's folder beside its versions, config and labels."""
 
 

@@ -14,6 +14,12 @@ from vtk_export.readme import README, preparations
 
 TITLE = "# The model "
 _IS_OURS = begins(TITLE)
+_MODEL_SERVER = """
+
+The config is for Triton's OpenVINO back-end, `ovms.json` for OpenVINO Model Server, which answers the same requests.
+Neither server was run with them; the file itself was run with OpenVINO and compared with PyTorch. With the repository
+mounted as `/models`: `ovms --config_path /models/{name}/ovms.json --port 8001 --rest_port 8000`."""
+_TERMS = ("task", "encoded", "images", "label", "score", "logits", "probabilities", "num_classes")
 _READ = """\
 def prepare_file(path):  # (1, 1): the bytes of the file; the server decodes it
     with open(path, "rb") as file:
@@ -41,9 +47,10 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         message: config of the model.
         kinds: of the inputs and outputs, type and shape in words, by their names.
     """
-    name, source, outputs = about["model"], about["input"], list(about["outputs"])
+    name, source, outputs, called = about["model"], about["input"], list(about["outputs"]), about.get("names", {})
     batch = about["static_batch"]
-    count = f"exactly {batch} images" if batch else f"1 to {message.max_batch_size} images"
+    most = message.max_batch_size
+    count = f"exactly {batch} images" if batch else f"1 to {most} images" if most else "one or more images"
     given = "".join(
         f"- {kind} {span(entry)}: {kinds[entry]}\n"
         for kind, entries in (("input", message.input), ("output", message.output))
@@ -58,10 +65,11 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         f"{_use(about, outputs)}:\n\n"
         f"{code_block(*_code(about, cards, outputs))}\n"
         f"`client.py` in this folder does the same for all image formats: `{_client(about, cards)}`."
+        f"{_MODEL_SERVER.format(name=name) if message.backend == 'openvino' else ''}"
     ]
     for task, card in cards.items():
         shown = tuple(o for o in outputs if o in ("logits", "probabilities", "features")) or ("logits",)
-        sections = card_sections(card, in_graph=source != "pixel_values", outputs=shown)
+        sections = card_sections(card, in_graph=source != "pixel_values", outputs=shown, called=called)
         if len(cards) > 1:
             sections = f"## Task {span(task)}\n\n" + re.sub("^## ", "### ", sections, flags=re.MULTILINE)
         parts.append(sections)
@@ -86,25 +94,27 @@ def _client(about: Mapping[str, Any], cards: Mapping[str, Card]) -> str:
 
 def _remarks(about: Mapping[str, Any], message: Any) -> str:
     lines = []
-    names = [entry.name for entry in message.input]
+    names, called = [entry.name for entry in message.input], about.get("names", {})
+    task, encoded, images, label, score, logits, probabilities, count = (called.get(n, n) for n in _TERMS)
     if about["has_task"]:
         if "task_numbers" in about:
-            lines.append("`task` is the number of each image's task, by `task_numbers` of client.json; a request may "
-                         "mix images of several tasks. A number that no task has gives NaN, and 0 as `num_classes`. "
+            lines.append(f"`{task}` is the number of each image's task, by `task_numbers` of client.json; a request "
+                         f"may mix images of several tasks. A number that no task has gives NaN, and 0 as `{count}`. "
                          "Logits beyond a task's own classes are the lowest fp32 number.")  # fmt: skip
         else:
-            lines.append("`task` is the task name of each image; a request may mix images of several tasks.")
-    if "encoded" in names:
-        lines.append("A request has either `encoded`, whole files such as JPEG and PNG, or `images`, decoded and all "
-                     "of the same size.")  # fmt: skip
+            lines.append(f"`{task}` is the task name of each image; a request may mix images of several tasks.")
+    if encoded in names:
+        lines.append(f"A request has either `{encoded}`, whole files such as JPEG and PNG, or `{images}`, decoded and "
+                     "all of the same size.")  # fmt: skip
     if "label" in about["outputs"]:
-        lines.append("`label` is the most likely class and `score` its probability. Columns beyond a task's own "
-                     "classes are padding: the lowest fp32 number in `logits`, 0 in `probabilities`.")  # fmt: skip
+        lines.append(f"`{label}` is the most likely class and `{score}` its probability. Columns beyond a task's own "
+                     f"classes are padding: the lowest fp32 number in `{logits}`, 0 in `{probabilities}`.")  # fmt: skip
     return "".join(f"{line}\n" for line in lines) + "\n" * bool(lines)
 
 
 def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence[str]) -> list[str]:
-    source, kind, batch = about["input"], about["datatype"], about["static_batch"]
+    source, kind, batch, called = about["input"], about["datatype"], about["static_batch"], about.get("names", {})
+    ends = [called.get(name, name) for name in outputs]
     first = next(iter(cards))
     parts = [
         "import json\n\nimport numpy as np\nimport tritonclient.http\n\n"
@@ -125,23 +135,24 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
     lines = [
         f'def run(path, task={first!r}, url="localhost:8000"):  # the outputs for one image, by name',
         f"    images = {images}",
-        f'    inputs = [tritonclient.http.InferInput({source!r}, list(images.shape), "{kind}")]',
+        f'    inputs = [tritonclient.http.InferInput({called.get(source, source)!r}, list(images.shape), "{kind}")]',
         "    inputs[0].set_data_from_numpy(images)",
     ]
     if about["has_task"]:
+        task = called.get("task", "task")
         kind, value = (
             ("INT32", '[[about["task_numbers"][task]]] * len(images), np.int32') if "task_numbers" in about
             else ("BYTES", "[[task.encode()]] * len(images), np.object_")
         )  # fmt: skip
         lines += [
-            f'    inputs.append(tritonclient.http.InferInput("task", [len(images), 1], "{kind}"))',
+            f'    inputs.append(tritonclient.http.InferInput("{task}", [len(images), 1], "{kind}"))',
             f"    inputs[1].set_data_from_numpy(np.array({value}))",
         ]
     lines += [
-        f"    wanted = [tritonclient.http.InferRequestedOutput(name) for name in {list(outputs)}]",
+        f"    wanted = [tritonclient.http.InferRequestedOutput(name) for name in {ends}]",
         "    with tritonclient.http.InferenceServerClient(url) as server:",
         f"        found = server.infer({about['model']!r}, inputs, outputs=wanted)",
-        f"        return {{name: found.as_numpy(name)[0] for name in {list(outputs)}}}",
+        f"        return {{name: found.as_numpy(name)[0] for name in {ends}}}",
     ]
     parts.append("\n".join(lines))
     answer = next((name for name in ("probabilities", "logits") if name in outputs), None)
@@ -149,7 +160,7 @@ def _code(about: Mapping[str, Any], cards: Mapping[str, Card], outputs: Sequence
         parts.append(f"""\
 def classify(path, task={first!r}, url="localhost:8000"):  # classes with their probabilities, most likely first
     classes = tasks[task]["classes"]
-    values = run(path, task, url)["{answer}"][: len(classes)].astype(np.float64)
+    values = run(path, task, url)["{called.get(answer, answer)}"][: len(classes)].astype(np.float64)
     shares = {shares_code(cards, name=answer)}
     return sorted(zip(classes, shares.tolist()), key=lambda pair: -pair[1])""")
     return parts

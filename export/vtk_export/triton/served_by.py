@@ -13,6 +13,9 @@ from vtk_export.runtime_versions import Release
 from vtk_export.targets import Target, oldest, same_version, server_for, takes, tensorrt_of
 from vtk_export.triton.config_checks import BANK_PYTHON
 
+OPENVINO = "2025.2"
+"""Oldest release of OpenVINO, as in the extra of that name."""
+
 UNKNOWN = "nvcr.io/nvidia/tritonserver:YY.MM-py3"
 """Placeholder where no known image can run a model."""
 
@@ -80,6 +83,11 @@ def serve_python(files: Iterable[Path], target: Target | None) -> Server:
     opset, ir_version = read_versions(files)
     least = oldest(opset, ir_version)["ort"]
     return Server((target and target.release) or server_for(), (f"onnxruntime>={least}",))
+
+
+def serve_openvino(target: Target | None) -> Server:
+    """Return the server for files that its Python back-end opens with an openvino from pip."""
+    return Server((target and target.release) or server_for(), (f"openvino>={OPENVINO}",))
 
 
 def serve_bank(target: Target | None) -> Server:

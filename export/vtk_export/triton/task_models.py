@@ -13,11 +13,12 @@ from vtk_export.onnx.config import derive
 from vtk_export.onnx.export import export_onnx
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
+from vtk_export.tensor_names import check_names
 from vtk_export.triton.bank_packs import has_base, write_packs
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.files import same_code, write_code
 from vtk_export.triton.order import ModelContent, Order, gate_results, image_dims, say_notes, take_latency
-from vtk_export.triton.pbtxt import Slot, build, task_slots
+from vtk_export.triton.pbtxt import Slot, build, renamed, task_slots
 from vtk_export.triton.publish import Draft
 from vtk_export.triton.served_by import serve_bank, serve_python
 
@@ -45,7 +46,7 @@ def fill_tasks(draft: Draft, order: Order) -> ModelContent:
     write_code(draft.at, "python")
     inputs, outputs = slots_of(cards, max(len(card.classes) for card in cards.values()), config)
     message = build(order.name, config, inputs, outputs, parameters=parameters_of(config), warm=image_dims(cards),
-                    part_of=order.part_of)  # fmt: skip
+                    part_of=order.part_of, names=config.names)  # fmt: skip
     graph = draft.at / ("model.onnx" if len(order.named) == 1 else f"{first}.onnx")
     served = serve_python(sorted(draft.at.glob("*.onnx")), config.runtime)
     return ModelContent(message, cards, inputs, outputs, served, found, take_latency(order, graph, source, found))
@@ -62,7 +63,7 @@ def fill_bank(draft: Draft, order: Order) -> ModelContent:
     inputs, outputs = slots_of(packed.cards, None, config)
     parameters = parameters_of(config) | {"dtype": config.dtype}
     message = build(order.name, config, inputs, outputs, parameters=parameters, warm=image_dims(packed.cards),
-                    part_of=order.part_of)  # fmt: skip
+                    part_of=order.part_of, names=config.names)  # fmt: skip
     # what runs follows an index of this format, whichever its code
     if last is not None and draft.old is not None and draft.old.config == message and has_base(last, packed.base):
         if earlier is None:
@@ -99,7 +100,9 @@ def slots_of(cards: Mapping[str, Card], width: int | None, config: TritonCommand
             "--backend onnxruntime and take the sigmoid of its logits"
         )
     sizes = [(c.input.in_chans, *c.input.size) for c in cards.values()]
-    return task_slots(sizes, width, softmax=config.softmax)
+    inputs, outputs = task_slots(sizes, width, softmax=config.softmax)
+    names = check_names(config.names, [slot.name for slot in inputs], [slot.name for slot in outputs])
+    return renamed(inputs, names), renamed(outputs, names)
 
 
 def parameters_of(config: TritonCommand) -> dict[str, str]:

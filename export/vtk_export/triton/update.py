@@ -12,15 +12,19 @@ from vtk.formats import read_json
 from vtk_export.tasks.index import LAYOUT
 from vtk_export.triton.bank_packs import INDEX
 from vtk_export.triton.order import Order
+from vtk_export.triton.pbtxt import names_in
 from vtk_export.triton.publish import Draft
 
 
-def updated_order(order: Order, draft: Draft) -> Order:
+def updated_order(order: Order, draft: Draft, whole: Draft | None = None) -> Order:
     """Return the order for all tasks that the model is to have; without ``--update`` and ``--remove`` the order itself.
 
     Args:
         order: names the tasks that are new or replaced.
         draft: of the model, which nobody else may write now.
+        whole: of the ensemble that it is a step of.
+
+    Names of inputs and outputs stay those of the model, where none are given.
 
     Raises:
         UsageError: there is no such model or no such task, or the model's back-end takes no changes.
@@ -47,7 +51,13 @@ def updated_order(order: Order, draft: Draft) -> Order:
         raise UsageError(
             f"`--remove` leaves no task of {order.name}; delete its folder in {config.out} to take it away"
         )
-    return dataclasses.replace(order, named=named)
+    earlier = (whole or draft).old
+    if earlier is not None and not (config.input_name or config.output_name):
+        kept_names = names_in(earlier.config)
+        outputs = {entry.name for entry in earlier.config.output}
+        given = [tuple(f"{t}={n}" for t, n in kept_names.items() if (n in outputs) is end) for end in (False, True)]
+        config = dataclasses.replace(config, input_name=given[0], output_name=given[1])
+    return dataclasses.replace(order, named=named, config=config)
 
 
 def _packs(last: Path, model: str) -> dict[str, Path]:

@@ -12,7 +12,7 @@ from vtk.options import option_of, type_of
 from vtk.options.values import alternatives
 
 PARTS = {
-    "export": ("onnx", "aoti", "tasks", "tensorrt", "triton"),
+    "export": ("onnx", "openvino", "aoti", "tasks", "tensorrt", "triton"),
     "tasks": ("list", "diff", "merge", "bench", "convert", "bundle", "to-peft", "from-peft", "push", "pull"),
     "data": ("audit",),
 }
@@ -23,7 +23,7 @@ LINES = [
 ]
 SEVERAL = frozenset(
     "backend base batch_size batch_sizes branches compare data device dtype duration form images img_size metric "
-    "model out overwrite pack pack_dtype precision pretrained rank resume revision source tasks warmup "
+    "model out overwrite pack pack_dtype precision pretrained rank resume revision source tasks threshold warmup "
     "weight_decay with_preproc".split()
 )
 """Names with another meaning in another command; every other name means one thing everywhere."""
@@ -120,7 +120,7 @@ def test_an_option_stands_under_its_heading_in_every_command(name: str) -> None:
     [
         (("eval",), "exported file", "timm"), (("predict",), "exported file", "timm"),
         (("parallelize",), "timm", "exported"), (("export", "onnx"), "timm", "exported"),
-        (("export", "aoti"), "timm", "exported"),
+        (("export", "aoti"), "timm", "exported"), (("export", "openvino"), "timm", "exported"),
     ],
     ids=str,
 )  # fmt: skip

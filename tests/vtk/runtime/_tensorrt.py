@@ -18,11 +18,14 @@ class FakeTensorrt(types.ModuleType):
 
     __version__ = "10.9.0.34"
 
-    def __init__(self, weight: np.ndarray, *, kind: str = "FLOAT", least: int = 1, most: int = 4) -> None:
+    def __init__(
+        self, weight: np.ndarray, *, kind: str = "FLOAT", least: int = 1, most: int = 4, image: str = "pixel_values",
+        logits: str = "logits",
+    ) -> None:  # fmt: skip
         super().__init__("tensorrt")
         self.__spec__ = types.SimpleNamespace(name="tensorrt")  # type: ignore[assignment]
         self.weight, self.kind, self.least, self.most = weight, kind, least, most
-        self.names = {"pixel_values": "INPUT", "logits": "OUTPUT", "features": "OUTPUT"}
+        self.names = {image: "INPUT", logits: "OUTPUT", "features": "OUTPUT"}
         self.streams: list[int] = []
         self.refuse = ""
         self.TensorIOMode = enum.Enum("TensorIOMode", "NONE INPUT OUTPUT")
@@ -49,7 +52,7 @@ class FakeTensorrt(types.ModuleType):
                 return outer.DataType[outer.kind]
 
             def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
-                assert (name, index) == ("pixel_values", 0)
+                assert (name, index) == (image, 0)
                 return [(n, 3, 4, 6) for n in (outer.least, outer.least, outer.most)]
 
             def create_execution_context(self) -> "Context":
@@ -67,7 +70,7 @@ class FakeTensorrt(types.ModuleType):
                 return True
 
             def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-                return (self.batch, {"logits": 3, "features": 2}[name])
+                return (self.batch, {logits: 3, "features": 2}[name])
 
             def set_tensor_address(self, name: str, memory: int) -> bool:
                 assert isinstance(memory, int)
@@ -78,9 +81,9 @@ class FakeTensorrt(types.ModuleType):
                 outer.streams.append(stream_handle)
                 if outer.refuse or set(self.addresses) != set(outer.names):
                     return False
-                images = self._view("pixel_values", (self.batch, 72)).astype(np.float64)
-                self._view("logits", (self.batch, 3))[:] = images @ outer.weight
-                self._view("features", (self.batch, 2))[:] = images[:, :2]
+                pixels = self._view(image, (self.batch, 72)).astype(np.float64)
+                self._view(logits, (self.batch, 3))[:] = pixels @ outer.weight
+                self._view("features", (self.batch, 2))[:] = pixels[:, :2]
                 self.addresses.clear()  # stale ones must not be relied on
                 return True
 

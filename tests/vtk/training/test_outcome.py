@@ -37,7 +37,7 @@ def scripted(monkeypatch):
     """Let evaluations find what `EPOCHS` says, in order."""
     script = []
 
-    def evaluate(model, loader, classes, ranks, *, show_progress):
+    def evaluate(model, loader, classes, ranks, *, show_progress, score):
         return metrics(*script.pop(0), classes)
 
     monkeypatch.setattr(prepare, "evaluate_ranks", evaluate)

@@ -1,40 +1,23 @@
 """Calibration of a classifier's probabilities (Park and Kim 2022, Figure F.1a; Guo et al. 2017)."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
 from torch import nn
 
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.errors import DataError, UsageError
-
-_DRAWS = 200
-_TEMPERATURES = (1e-2, 1e2)
-_EDGE = 1.01
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Images whose confidence (largest probability) lies in one bin.
-
-    Attributes:
-        low: lower edge, not part of the bin.
-        high: upper edge, part of it.
-        count: images.
-        confidence: mean largest probability; None where there are no images.
-        accuracy: share whose most likely class is the label; None where there are no images.
-    """
-
-    low: float
-    high: float
-    count: int
-    confidence: float | None
-    accuracy: float | None
+from vtk.evaluation.reliability import (
+    BINS,
+    Bin,
+    calibration_error,
+    confidence_and_nll,
+    error_by_chance,
+    fit_temperature,
+    reliability_bins,
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +53,7 @@ class Calibration(MeasureResult):
 
 @torch.no_grad()
 def model_calibration(
-    model: nn.Module, batches: Batches, *, bins: int = 15, max_images: int | None = None, seed: int = 0
+    model: nn.Module, batches: Batches, *, bins: int = BINS, max_images: int | None = None, seed: int = 0
 ) -> Calibration:
     """Return how well a model's softmax probabilities match its accuracy, the model in eval mode.
 
@@ -102,7 +85,7 @@ def model_calibration(
     return of_logits(np.concatenate(parts), np.concatenate(truth), bins=bins, seed=seed)
 
 
-def of_logits(logits: np.ndarray, labels: np.ndarray, *, bins: int = 15, seed: int = 0) -> Calibration:
+def of_logits(logits: np.ndarray, labels: np.ndarray, *, bins: int = BINS, seed: int = 0) -> Calibration:
     """Return the calibration of fp64 logits (images, classes) with labels (images,); as `model_calibration`."""
     count, classes = logits.shape
     if labels.min() < 0 or labels.max() >= classes:
@@ -110,70 +93,19 @@ def of_logits(logits: np.ndarray, labels: np.ndarray, *, bins: int = 15, seed: i
     if not np.isfinite(logits).all():
         raise DataError("the model's logits are not all finite; its probabilities cannot be judged")
     right = logits.argmax(axis=1) == labels
-    confidence, nll = _softmax(logits, labels)
-    rows = _bins(confidence, right, bins)
-    temperature = _temperature(logits, labels)
-    fitted = None if temperature is None else _softmax(logits / temperature, labels)
+    confidence, nll = confidence_and_nll(logits, labels)
+    rows = reliability_bins(confidence, right, bins)
+    temperature = fit_temperature(logits, labels)
+    fitted = None if temperature is None else confidence_and_nll(logits / temperature, labels)
     return Calibration(
         bins=rows,
-        ece=_ece(rows, count),
-        ece_by_chance=_by_chance(confidence, bins, seed),
+        ece=calibration_error(rows),
+        ece_by_chance=error_by_chance(confidence, bins, seed),
         accuracy=float(right.mean()),
         confidence=float(confidence.mean()),
         nll=nll,
         temperature=temperature,
-        fitted_ece=None if fitted is None else _ece(_bins(fitted[0], right, bins), count),
+        fitted_ece=None if fitted is None else calibration_error(reliability_bins(fitted[0], right, bins)),
         fitted_nll=None if fitted is None else fitted[1],
         images=count,
     )
-
-
-def _softmax(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return each image's largest probability and the mean NLL."""
-    logs = log_softmax(logits, axis=1)
-    return np.exp(logs.max(axis=1)), float(-logs[np.arange(len(labels)), labels].mean())
-
-
-def _places(confidence: np.ndarray, bins: int) -> np.ndarray:
-    # edges belong to the bin below them (Guo et al.); a rounded 1 + ε to the last
-    return np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-
-
-def _bins(confidence: np.ndarray, right: np.ndarray, bins: int) -> tuple[Bin, ...]:
-    place = _places(confidence, bins)
-    counts = np.bincount(place, minlength=bins)
-    sums = [np.bincount(place, weights=values, minlength=bins) for values in (confidence, right)]
-    means = [[float(s / n) if n else None for s, n in zip(total, counts, strict=True)] for total in sums]
-    return tuple(Bin(i / bins, (i + 1) / bins, int(n), means[0][i], means[1][i]) for i, n in enumerate(counts))
-
-
-def _ece(rows: tuple[Bin, ...], count: int) -> float:
-    return sum(
-        row.count / count * abs(row.accuracy - row.confidence)
-        for row in rows
-        if row.accuracy is not None and row.confidence is not None
-    )
-
-
-def _by_chance(confidence: np.ndarray, bins: int, seed: int) -> float:
-    """Return the 95th percentile of the ECE if every image is right with the probability that the model gives."""
-    draw = np.random.default_rng(seed)
-    place = _places(confidence, bins)
-    errors = []
-    for _ in range(_DRAWS):
-        gap = (draw.random(len(confidence)) < confidence) - confidence
-        errors.append(np.abs(np.bincount(place, weights=gap, minlength=bins)).sum() / len(confidence))
-    return float(np.percentile(errors, 95))
-
-
-def _temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return T > 0 that minimises the NLL, which is convex in 1/T; None at an end of the range: no minimum."""
-    low, high = _TEMPERATURES
-    minimum = minimize_scalar(
-        lambda t: _softmax(logits / math.exp(t), labels)[1],
-        bounds=(math.log(low), math.log(high)),
-        method="bounded",
-        options={"xatol": 1e-6},
-    )
-    temperature = math.exp(float(minimum.x))
-    return temperature if low * _EDGE < temperature < high / _EDGE else None

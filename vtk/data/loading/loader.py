@@ -127,7 +127,7 @@ def make_loader(
         batch_size=batch_size,
         sampler=sampler or EpochSampler(len(samples), shuffle=shuffle, seed=seed),
         num_workers=workers,
-        worker_init_fn=_quiet_worker if workers else None,
+        worker_init_fn=quiet_worker if workers else None,
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
         drop_last=drop_last,
@@ -179,7 +179,7 @@ def _seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def _quiet_worker(worker: int) -> None:
+def quiet_worker(worker: int) -> None:
     """Silence warnings of large images, which the scan has checked, and leave signals to the main process.
 
     On a signal to the whole process group (Ctrl-C, a scheduler's SIGTERM) the main process may need more batches until

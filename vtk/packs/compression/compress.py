@@ -1,6 +1,6 @@
 """Cuts the changes of a pack's matrices to low rank, measures what that costs, and writes the smaller pack."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,7 @@ class Compression:
         after: those of the compressed pack.
         weighed: training images whose gradients weigh the components; 0 for none.
         tuned: result of ``--tune``.
+        halves: places of the held-out images that choose, and of those that judge.
     """
 
     task: Task
@@ -56,6 +57,7 @@ class Compression:
     after: Answers | None
     weighed: int
     tuned: Tuned | None
+    halves: tuple[Sequence[int], Sequence[int]] | None = None
 
     @property
     def positions(self) -> frozenset[str]:
@@ -139,7 +141,8 @@ def compress(
     else:
         trial.show(stored)
     return Compression(
-        task, created, stored, changes, threshold, candidates, chosen, judged, before, after, weighed, tuned
+        task, created, stored, changes, threshold, candidates, chosen, judged, before, after, weighed, tuned,
+        (held.choosing, held.judging) if held is not None else None,
     )  # fmt: skip
 
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vtk.calibration import Calibration
 from vtk.card import Card
 from vtk.errors import VerificationError
+from vtk.evaluation.temperature import LEAST_IMAGES, calibrate
 from vtk.files import replace_dir
 from vtk.packs.cards import pack_bytes
 from vtk.packs.compression.compress import Compression
@@ -56,7 +58,8 @@ def write_compressed(path: Path, found: Compression, config: CompressConfig, ima
     task = found.task
     state = {name: value.detach().cpu() for name, value in task.model.state_dict().items()}
     facts = {"compression": compression_facts(found, config, images)}
-    card = dataclasses.replace(task.card, metrics=new_metrics(found, images), command=command)
+    metrics, calibration = new_metrics(found, images), new_calibration(found, images)
+    card = dataclasses.replace(task.card.uncalibrated(), metrics=metrics, calibration=calibration, command=command)
     with replace_dir(path) as tmp:
         written = save_task(
             tmp, state=state, created=found.created, card=card, trained=task.card.pack.get("trained") or task.carried,
@@ -96,6 +99,16 @@ def new_metrics(found: Compression, images: Images) -> dict[str, Any]:
     metrics = found.after.metrics()
     before = found.task.card.metrics
     return {**metrics.numbers(), "count": metrics.count, **({"epoch": before["epoch"]} if "epoch" in before else {})}
+
+
+def new_calibration(found: Compression, images: Images) -> Calibration | None:
+    """Return the calibration of the compressed pack, or None: the card's temperature is that of other logits."""
+    after, halves = found.after, found.halves
+    if after is None or halves is None or not all(halves) or not images.same or after.multi_label:
+        return None
+    if len(after) < LEAST_IMAGES or len(after.classes) < 2:
+        return None
+    return calibrate(after.logits.numpy(), after.labels.numpy(), *halves)
 
 
 def _check_written(folder: Path, found: Compression, config: CompressConfig) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vtk.errors import UnavailableError, UsageError
 from vtk.evaluation.config import FP8_BACKENDS
 from vtk.evaluation.labels import check_finite
-from vtk.models.devices import FP8, dtype_name, resolve_device, resolve_dtype
+from vtk.models.devices import DTYPES, FP8, dtype_name, resolve_device, resolve_dtype
 from vtk.options.shared import MOST_THREADS
 from vtk.runtime.source import Source
 
@@ -24,6 +24,7 @@ BACKENDS: dict[str, tuple[str, str]] = {
     "ort-cpu": ("vtk.runtime.backends.ort_backend", "OrtCpuBackend"),
     "ort-cuda": ("vtk.runtime.backends.ort_backend", "OrtCudaBackend"),
     "ort-trt": ("vtk.runtime.backends.ort_trt_backend", "OrtTrtBackend"),
+    "openvino": ("vtk.runtime.backends.openvino_backend", "OpenvinoBackend"),
     "aoti": ("vtk.runtime.backends.aoti_backend", "AotiBackend"),
     "bank": ("vtk.runtime.backends.bank_backend", "BankBackend"),
     "bank+graph": ("vtk.runtime.backends.bank_backend", "BankGraphBackend"),
@@ -106,6 +107,7 @@ def load_backend(
         dtype: ``fp32``, ``bf16`` or ``fp16``; ``fp8`` with ``fused`` and ``fused+graph``.
         threads: CPU threads of one operation; None for torch's current number, in every back-end alike.
         options: of the back-end: ``channels_last`` (eager, compile), ``mode`` (compile), ``optimize`` (ort-*),
+            ``cache`` and ``streams`` (openvino),
             ``tasks`` (bank), ``given`` (fp8: a `vtk.runtime.data_option.DataImages` to calibrate and to judge on).
 
     Raises:
@@ -128,7 +130,13 @@ def load_backend(
 
 def precision_of(backend: Backend) -> str:
     """Return the precision of a back-end's products: ``fp32``, ``bf16``, ``fp16`` or ``fp8``."""
-    return FP8 if getattr(backend, "arithmetic", "") == FP8 else dtype_name(backend.dtype)
+    arithmetic: str = getattr(backend, "arithmetic", "")
+    return arithmetic if arithmetic == FP8 or arithmetic in DTYPES else dtype_name(backend.dtype)
+
+
+def needs_onnx(name: str | None) -> bool:
+    """Return whether a back-end runs ONNX files, so that a model in torch is exported for it."""
+    return name is not None and (name.startswith("ort-") or name == "openvino")
 
 
 def check_threads(threads: int | None) -> None:
@@ -179,8 +187,10 @@ def describe(backend: Backend) -> str:
     return f"{backend.name} in {precision_of(backend)}"
 
 
-def predictor(backend: Backend, *, check: bool = True) -> Callable[[Tensor], Tensor]:
+def predictor(backend: Backend, *, check: bool = True, output: str = "logits") -> Callable[[Tensor], Tensor]:
     """Return a function from images (B, 3, H, W) to logits (B, classes), for any B even if the back-end's is fixed.
+
+    ``output`` names another output of the back-end than the logits.
 
     The function raises a `VerificationError` if a logit is infinite or NaN. With ``check`` False the caller checks each
     row.
@@ -191,12 +201,12 @@ def predictor(backend: Backend, *, check: bool = True) -> Callable[[Tensor], Ten
         if getattr(backend, "apart", False):
             most = 1  # a file of a fixed batch gets copies of the image
         if not len(images) or least <= len(images) <= (most or len(images)):
-            return backend.run({"pixel_values": images})["logits"]
+            return backend.run({"pixel_values": images})[output]
         logits = []
         for part in images.split(most or least):
             # the last rows are repeated to fill the batch, and their copies dropped again
             fill = part[-1:].expand(max(least - len(part), 0), *part.shape[1:])
-            logits.append(backend.run({"pixel_values": torch.cat((part, fill))})["logits"][: len(part)])
+            logits.append(backend.run({"pixel_values": torch.cat((part, fill))})[output][: len(part)])
         return torch.cat(logits)
 
     def predict(images: Tensor) -> Tensor:

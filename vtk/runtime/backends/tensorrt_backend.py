@@ -16,6 +16,7 @@ from torch import Tensor
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.models.devices import DTYPES, dtype_name
 from vtk.runtime.engine_files import check_model, check_stamp, engine_beside, read_profile, read_stamp
+from vtk.runtime.export_facts import PLAIN, Facts
 from vtk.runtime.source import Source
 
 _TYPES = {
@@ -36,8 +37,9 @@ class TensorrtBackend:
     name = "tensorrt"
 
     def __init__(
-        self, trt: Any, data: bytes, path: Path, device: torch.device, dtype: torch.dtype, stream: Any, tf32: bool
-    ) -> None:
+        self, trt: Any, data: bytes, path: Path, device: torch.device, dtype: torch.dtype, stream: Any, tf32: bool,
+        facts: Facts = PLAIN,
+    ) -> None:  # fmt: skip
         self.device, self.dtype, self.path = device, dtype, path
         self.arithmetic = "tf32" if tf32 and dtype == torch.float32 else ""
         self.load_s = 0.0
@@ -50,15 +52,17 @@ class TensorrtBackend:
             raise DataError(f"TensorRT {self.version} does not load {path}; run build_engine.py in its folder again")
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         kinds = {str(name): self._engine.get_tensor_mode(name) for name in names}
-        self.outputs = [name for name, kind in kinds.items() if kind == trt.TensorIOMode.OUTPUT]
+        outputs = [name for name, kind in kinds.items() if kind == trt.TensorIOMode.OUTPUT]
         inputs = [name for name, kind in kinds.items() if kind == trt.TensorIOMode.INPUT]
-        if inputs != ["pixel_values"] or "logits" not in self.outputs:
+        self._facts, self._input = facts, facts.name("pixel_values")
+        self.outputs = [facts.term(name) for name in outputs]
+        if inputs != [self._input] or "logits" not in self.outputs:
             raise DataError(
-                f"{path} has inputs {inputs} and outputs {self.outputs}; this toolkit runs engines with one input "
+                f"{path} has inputs {inputs} and outputs {outputs}; this toolkit runs engines with one input "
                 "`pixel_values` and an output `logits`"
             )
         self._types = {name: self._type(trt, name) for name in kinds}
-        least, _, most = (tuple(s) for s in self._engine.get_tensor_profile_shape("pixel_values", 0))
+        least, _, most = (tuple(s) for s in self._engine.get_tensor_profile_shape(self._input, 0))
         self.least, self.most, self.size = int(least[0]), int(most[0]), tuple(map(int, most[1:]))
         self.batch: int | None = self.least if self.least == self.most else None
 
@@ -109,7 +113,8 @@ class TensorrtBackend:
                 f"precision is fixed, give --precision {profile['precision']}"
             )
         with torch.cuda.device(device):  # TensorRT takes the device that is current
-            backend = cls(trt, path.read_bytes(), path, device, dtype, torch.cuda.Stream(device), profile["tf32"])
+            backend = cls(trt, path.read_bytes(), path, device, dtype, torch.cuda.Stream(device), profile["tf32"],
+                          Facts(names=profile.get("names", {})))  # fmt: skip
         backend.load_s = time.perf_counter() - start
         return backend
 
@@ -129,18 +134,19 @@ class TensorrtBackend:
         if images.ndim != 4 or tuple(images.shape[1:]) != self.size or not self.least <= len(images) <= self.most:
             wanted = f"({self.least} to {self.most}, {', '.join(map(str, self.size))})"
             raise UsageError(f"images are {tuple(images.shape)}; this engine takes {wanted}: resize or split them")
-        images = images.detach().to(self.device, self._types["pixel_values"], non_blocking=True).contiguous()
+        images = images.detach().to(self.device, self._types[self._input], non_blocking=True).contiguous()
         context: Any = self._context
-        done = context.set_input_shape("pixel_values", tuple(images.shape))
-        done = done and context.set_tensor_address("pixel_values", images.data_ptr())
+        done = context.set_input_shape(self._input, tuple(images.shape))
+        done = done and context.set_tensor_address(self._input, images.data_ptr())
         results: dict[str, Tensor] = {}
-        for name in self.outputs:
+        for term in self.outputs:
+            name = self._facts.name(term)
             # known only once the input's shape is
             shape = tuple(map(int, context.get_tensor_shape(name)))
             if min(shape, default=0) < 0:
                 raise UnavailableError(f"{self.path}: the shape of `{name}` depends on the values; this is not run")
-            results[name] = torch.empty(shape, dtype=self._types[name], device=self.device)
-            done = done and context.set_tensor_address(name, results[name].data_ptr())
+            results[term] = torch.empty(shape, dtype=self._types[name], device=self.device)
+            done = done and context.set_tensor_address(name, results[term].data_ptr())
         # Of a stream of its own: on the default one TensorRT waits for the device at each call. What torch did with the
         # images comes first, and whatever it does next, with the memory of images and outputs too, comes afterwards.
         current = torch.cuda.current_stream(self.device)

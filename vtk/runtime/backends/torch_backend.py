@@ -31,7 +31,7 @@ class EagerBackend(TorchBackend):
         cls, source: Source, *, device: torch.device, dtype: torch.dtype, threads: int | None, **options: Any
     ) -> Self:
         """Build ``source.model()`` on ``device`` in ``dtype``; options: `channels_last`."""
-        if use := {"onnx": "ort-cpu", "aoti": "aoti", "tensorrt": "tensorrt"}.get(source.kind):
+        if use := {"onnx": "ort-cpu", "openvino": "openvino", "aoti": "aoti", "tensorrt": "tensorrt"}.get(source.kind):
             raise UsageError(f"`{cls.name}` runs packs, checkpoints and timm models; for {source.name} use {use}")
         cls._check_options(options)
         return cls._load_timed(lambda: cls(source.model(), device, dtype, **options), threads)

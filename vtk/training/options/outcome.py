@@ -7,11 +7,26 @@ from vtk.errors import UsageError
 from vtk.evaluation import choice
 from vtk.options import Config, Option
 
-TRACKERS = ("tensorboard", "csv")
+TRACKERS = ("tensorboard", "wandb", "mlflow", "csv")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutcomeOptions(Config):
+class TrackOptions(Config):
+    """Trackers of the numbers of each epoch."""
+
+    GROUP: ClassVar[str] = "output"
+
+    track: Annotated[
+        tuple[str, ...],
+        Option(
+            "trackers of epoch metrics: tensorboard (RUN/tensorboard), wandb, mlflow; csv is always written",
+            among=TRACKERS, allowed=f"{', '.join(TRACKERS[:-1])} or {TRACKERS[-1]}",
+        ),
+    ] = ()  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomeOptions(TrackOptions):
     """The metric, and early stopping."""
 
     GROUP: ClassVar[str] = "schedule"
@@ -21,13 +36,6 @@ class OutcomeOptions(Config):
         Option("held-out metric that chooses the best epoch; auto: top1, or mAP with --multi-label"),
     ] = "auto"
     patience: Annotated[int | None, Option("early stopping: epochs without improvement (default: off)", least=1)] = None
-    track: Annotated[
-        tuple[str, ...],
-        Option(
-            "trackers of epoch metrics: tensorboard (RUN/tensorboard), csv (always written)", "output", among=TRACKERS,
-            allowed=" or ".join(TRACKERS),
-        ),
-    ] = ()  # fmt: skip
 
     def _metric_of(self, multi_label: bool) -> str:
         """Return the name of the metric, also for ``auto``."""

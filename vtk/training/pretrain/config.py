@@ -13,6 +13,7 @@ from vtk.options.config import flag_of
 from vtk.options.shared import ValSplit
 from vtk.training.options.architecture import ArchitectureOptions
 from vtk.training.options.contrastive import ContrastiveOptions
+from vtk.training.options.outcome import TrackOptions
 from vtk.training.options.recipe import ClipGrad, Epochs, FixedBatchSize, LearningRate, OptKwargs, RecipeOptions
 from vtk.training.options.running import RunningOptions, TrialOptions
 from vtk.training.options.sharpness import SamOptions
@@ -43,6 +44,7 @@ class PretrainConfig(
     # fields come in the order of the last parent first
     RunningOptions,
     TrialOptions,
+    TrackOptions,
     MaskedViewOptions,
     SamOptions,
     RecipeOptions,

@@ -34,6 +34,7 @@ from vtk.training.pretrain.method import Method, Setting, make_method
 from vtk.training.pretrain.seeds import SeededStream, number_images
 from vtk.training.runs.limit import limit_images
 from vtk.training.runs.scoring import default_workers
+from vtk.training.runs.tracking import check_trackers
 from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 from vtk.training.step_rules.sam import Ascent
 from vtk.training.step_rules.sharpness import make_step_rule
@@ -86,6 +87,7 @@ def make_plan(config: PretrainConfig, ranks: Ranks) -> Plan:
     stem = () if config.in_chans == 3 else (Transform("adapt_input", {"in_chans": config.in_chans}),)
     check_transforms(config.model, (*stem, *config.transforms()), kwargs, spec.size)
     check_compile(config.compile)
+    check_trackers(config.track)
     plan = Plan(config, ranks, make_method(config.method), kwargs, spec, make_precision(config.precision, ranks.device))
     check_optimizer(config.optimizer, config.opt_kwargs)
     plan.method.check(blank_model(config.model, kwargs), config, spec)

@@ -28,10 +28,10 @@ from vtk.training.pretrain.result import PretrainResult
 from vtk.training.pretrain.seeds import number_images
 from vtk.training.runs import outputs as run_outputs
 from vtk.training.runs import resume_state
-from vtk.training.runs.command_line import command_line
+from vtk.training.runs.command_line import command_line, config_values
 from vtk.training.runs.identity import check_identity, decoding_of
 from vtk.training.runs.image_list import describe_change
-from vtk.training.runs.tracking import MetricsFiles
+from vtk.training.runs.tracking import open_trackers
 
 
 def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> PretrainResult:
@@ -53,11 +53,15 @@ def pretrain(config: PretrainConfig, *, callbacks: Sequence[Callback] = ()) -> P
     out = config.out or Path("runs") / f"{config.data.resolve().name}-{config.method}"
     config, ranks = config.resolved(), open_ranks(config.device)
     handlers = main_callbacks(callbacks, ranks)
-    with run_outputs.hold_run([out], command_line(cast(Any, config)), main=ranks.main):
+    command = command_line(cast(Any, config))
+    with run_outputs.hold_run([out], command, main=ranks.main):
         try:
             records, saved = _prepare(config, out, ranks)
             if ranks.main:
-                handlers = handlers.beside(MetricsFiles(out, records.rows), EpochLines("", records.inputs.epochs))
+                trackers = open_trackers(
+                    config.track, out, command, records.rows, values=config_values(cast(Any, config))
+                )  # fmt: skip
+                handlers = handlers.beside(*trackers, EpochLines("", records.inputs.epochs))
             return _train(records, saved, handlers)
         finally:
             handlers.end()

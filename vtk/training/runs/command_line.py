@@ -5,6 +5,7 @@ import platform
 import shlex
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,15 +17,19 @@ from vtk.training.run_config import RunConfig
 
 def config_text(config: RunConfig) -> str:
     """Return the effective config as YAML that ``--config`` reads back; what belongs to one call is left out."""
+    data = "" if config.tasks else " DATA"
+    head = f"# {command_line(config)}\n# vtk {config.command} --config THIS-FILE{data} repeats the run\n"
+    return head + yaml.safe_dump(config_values(config), sort_keys=False, allow_unicode=True)
+
+
+def config_values(config: RunConfig) -> dict[str, Any]:
+    """Return the effective config as plain YAML values; what belongs to one call is left out."""
     values = dataclasses.asdict(config)
     for name in ("resume", "overwrite", "stop_after", "data", "out", "attn_only", "dry_run"):
         values.pop(name, None)
     if is_file(values.get("recipe")):  # its values are all here, and the file may be gone by then
         values["recipe"] = None
-    plain = {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
-    data = "" if config.tasks else " DATA"
-    head = f"# {command_line(config)}\n# vtk {config.command} --config THIS-FILE{data} repeats the run\n"
-    return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return {k: list(v) if isinstance(v, tuple) else str(v) if isinstance(v, Path) else v for k, v in values.items()}
 
 
 def command_line(config: RunConfig) -> str:

@@ -14,6 +14,7 @@ from vtk.locks import hold_folder
 from vtk.marks import at, begins, find_own, header_with, json_lines_with, json_with, png, safetensors_with
 from vtk.packages import require
 from vtk.packs.adapters import CARD_KEY
+from vtk.training.runs import hosted_tracking
 from vtk.training.runs.tracking import clear_events
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ FILES = (
 )  # fmt: skip
 BACKBONE, TOKENIZER = "backbone.safetensors", "tokenizer.safetensors"  # of `vtk pretrain`
 RECONSTRUCTION, SIMILARITY = "reconstruction.png", "similarity.png"
-ALL_FILES = (*FILES, MODEL, MODEL_LAST, BACKBONE, TOKENIZER, RECONSTRUCTION, SIMILARITY)
+ALL_FILES = (*FILES, hosted_tracking.RECORD, MODEL, MODEL_LAST, BACKBONE, TOKENIZER, RECONSTRUCTION, SIMILARITY)
 PLOTS = ("per_class.csv", "confusion.png", "curves.png", RECONSTRUCTION, SIMILARITY)
 """Plots and tables that are written at the end of a run."""
 _WRITER = "a run of vtk"
@@ -47,6 +48,7 @@ MARKS = {
     "per_class.csv": begins("class,count,precision,recall,f1"),
     **dict.fromkeys((MODEL, MODEL_LAST, BACKBONE), safetensors_with("vtk")),
     TOKENIZER: safetensors_with("vtk_tokenizer"),
+    hosted_tracking.RECORD: json_with(hosted_tracking.MARK),
 }
 """Files of a run, each with the mark that identifies it."""
 _INSIDE = {  # cleared in this order: a run without its packs must not look as if it could go on
@@ -140,6 +142,7 @@ def clear_run(out: Path) -> None:
     for folder in _own_folders(out):
         if folder.is_dir():
             shutil.rmtree(folder)
+    hosted_tracking.clear_local(out)
     for name in find_own(out, MARKS, _WRITER):
         (out / name).unlink(missing_ok=True)
     clear_events(out)

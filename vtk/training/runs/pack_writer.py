@@ -22,6 +22,7 @@ from vtk.training.engine.callbacks import Kept
 from vtk.training.engine.processes import Ranks
 from vtk.training.policies import lora_layers as lora
 from vtk.training.runs import outputs
+from vtk.training.runs.held_out_answers import HeldOutAnswers
 from vtk.training.runs.label_kinds import remember
 from vtk.training.runs.small_pack import write_small
 from vtk.training.runs.writer import Writer, link_equal_files
@@ -115,9 +116,10 @@ class PackWriter(Writer):
         ranks = Ranks(self.plan.ranks.device)
         model = load_task(path).model.to(ranks.device)
         model.to(DTYPES[self.plan.precision.name])
-        metrics = self.prepared.score(model, ranks, show_progress=False)
+        answers = HeldOutAnswers(self.task, self.prepared.config.seed)
+        metrics = self.prepared.score(model, ranks, show_progress=False, keep=answers.keep)
         card = read_card(path)
         values = remember(int(card.metrics["epoch"]), metrics)
         numbers = {key: value for key, value in values.items() if key != "confusion"}
-        update_card(existing_dir(path), dataclasses.replace(card, metrics=numbers))
+        update_card(existing_dir(path), dataclasses.replace(card, metrics=numbers, calibration=answers.calibrate()))
         return values

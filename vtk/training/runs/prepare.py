@@ -1,15 +1,17 @@
 """Prepares a run: memory, batches, objective and step rule of its tasks, all that the engine takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
+from vtk.evaluation.metrics import evaluate
 from vtk.evaluation.multilabel import evaluate_labels
 from vtk.training.engine.precision import Precision
 from vtk.training.engine.processes import Ranks, open_ranks
@@ -51,11 +53,13 @@ class PreparedTask:
     labelled: Classification
     objective: Objective
 
-    def score(self, model: nn.Module, ranks: Ranks, *, show_progress: bool) -> Scores:
-        """Evaluate ``model`` on the held-out images."""
-        kind = {"score": evaluate_labels} if self.config.multi_label else {}
+    def score(
+        self, model: nn.Module, ranks: Ranks, *, show_progress: bool, keep: Callable[[Tensor, Tensor], None]
+    ) -> Scores:
+        """Evaluate ``model`` on the held-out images; ``keep`` gets logits and labels where an image has one label."""
+        kind = evaluate_labels if self.config.multi_label else partial(evaluate, keep=keep)
         classes = self.task.audit.classes
-        scores: Scores = evaluate_ranks(model, self.val_loader, classes, ranks, show_progress=show_progress, **kind)
+        scores: Scores = evaluate_ranks(model, self.val_loader, classes, ranks, show_progress=show_progress, score=kind)
         return scores
 
     def identity(self) -> dict[str, Any]:

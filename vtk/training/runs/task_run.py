@@ -7,8 +7,10 @@ from torch import Tensor
 
 from vtk import console
 from vtk.evaluation import choice
+from vtk.evaluation.temperature import describe
 from vtk.files import write_text
 from vtk.formats import write_json
+from vtk.packs.cards import read_card
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.fitting import DivergedError
 from vtk.training.engine.param_groups import describe_rates
@@ -17,7 +19,8 @@ from vtk.training.engine.result import FinetuneResult
 from vtk.training.memory import MemoryChoice
 from vtk.training.runs import outputs
 from vtk.training.runs import resume_state as state
-from vtk.training.runs.command_line import config_text
+from vtk.training.runs.command_line import config_text, config_values
+from vtk.training.runs.held_out_answers import HeldOutAnswers
 from vtk.training.runs.history import History
 from vtk.training.runs.image_list import write_images
 from vtk.training.runs.prepare import PreparedTask
@@ -86,7 +89,10 @@ class TaskRun:
         write_json(out / "audit.json", task.audit.to_dict())
         write_images(out, task.audit)
         write_json(out / "census.json", task.census.to_dict())
-        trackers = open_trackers(config.track, out, plan.command, self.history.rows)
+        trackers = open_trackers(
+            config.track, out, plan.command, self.history.rows, home=out.parent if plan.title else None,
+            values=config_values(config),
+        )  # fmt: skip
         self.callbacks.attach(*trackers, EpochLines(plan.title, self.planned))
 
     def live_state(self) -> dict[str, Tensor]:
@@ -101,8 +107,10 @@ class TaskRun:
             DivergedError: the held-out loss is not finite.
         """
         epoch, main, config = int(row["epoch"]), self.plan.ranks.main, self.prepared.config
+        answers = HeldOutAnswers(self.task, config.seed)
         with self.writer.as_stored():
-            metrics = self.prepared.score(self.task.model, self.plan.ranks, show_progress=main)
+            metrics = self.prepared.score(self.task.model, self.plan.ranks, show_progress=main, keep=answers.keep)
+        self.writer.answers = answers
         if not math.isfinite(metrics.loss):
             raise DivergedError(
                 f"the held-out loss is {metrics.loss} after epoch {epoch}; use a lower --lr or a longer --warmup"
@@ -151,6 +159,8 @@ class TaskRun:
             f"{metrics.headline(config.chosen_metric)}, of {metrics.count} images{trial}; {self.writer.what} "
             f"{self.writer.best_path}"
         )
+        if (calibration := read_card(self.writer.best_path).calibration) is not None:
+            console.say(f"{self.plan.title}{describe(calibration)}")
 
     def result(self, images_per_second: float, memory: MemoryChoice, *, stopped: bool) -> FinetuneResult:
         """Return what the run left behind.

@@ -1,4 +1,4 @@
-"""Trackers of a run's metrics, as callbacks: ``metrics.csv`` and ``metrics.jsonl``, and TensorBoard."""
+"""Trackers of a run's metrics, as callbacks: ``metrics.csv`` and ``metrics.jsonl``, TensorBoard, and hosted ones."""
 
 import csv
 import importlib.util
@@ -11,10 +11,14 @@ from typing import Any
 from vtk.errors import UnavailableError
 from vtk.files import write_text
 from vtk.marks import says
+from vtk.packages import require
 from vtk.training.engine.callbacks import Callback, EpochInfo
+from vtk.training.runs import hosted_tracking as hosted
+from vtk.training.runs.hosted_tracking import tag
 
 FOLDER = "tensorboard"
 EVENTS = "events.out.tfevents.*"
+_HOSTED: Mapping[str, type[hosted.HostedTracker]] = {"wandb": hosted.WandB, "mlflow": hosted.MLflow}
 
 
 class MetricsFiles(Callback):
@@ -71,29 +75,39 @@ class TensorBoard(Callback):
         self._writer.close()
 
 
-def tag(column: str) -> str:
-    """Return TensorBoard's name of a column: ``val_loss`` is ``val/loss``, ``loss`` is ``train/loss``."""
-    return f"val/{column.removeprefix('val_')}" if column.startswith("val_") else f"train/{column}"
-
-
 def check_trackers(names: Sequence[str]) -> None:
     """Check that the packages of the trackers are installed.
 
     Raises:
         UnavailableError: a package is not installed.
     """
-    if "tensorboard" in names and importlib.util.find_spec("tensorboard") is None:
-        raise UnavailableError(
-            "`--track` tensorboard needs the package of that name; pip install 'vit-toolkit[tensorboard]', or leave it "
-            "out: metrics.csv is always written"
-        )
+    for name in names:
+        if name != "csv" and importlib.util.find_spec(name) is None:
+            raise UnavailableError(
+                f"`--track` {name} needs the package of that name; pip install 'vit-toolkit[{name}]', or leave it out: "
+                "metrics.csv is always written"
+            )
+    if set(names) & _HOSTED.keys():
+        require("accelerate")
 
 
 def open_trackers(
-    names: Sequence[str], out: Path, command: str, rows: Sequence[Mapping[str, float]] = ()
-) -> list[Callback]:
-    """Return the trackers of a run; every run has the tables of ``csv``."""
+    names: Sequence[str], out: Path, command: str, rows: Sequence[Mapping[str, float]] = (), *,
+    home: Path | None = None, values: Mapping[str, Any] | None = None,
+) -> list[Callback]:  # fmt: skip
+    """Return the trackers of a run; every run has the tables of ``csv``.
+
+    Args:
+        names: of ``--track``.
+        out: folder of the run.
+        command: its command line.
+        rows: of the epochs done.
+        home: in a run of several tasks, the folder that they share.
+        values: its options, which hosted trackers show.
+    """
     more: list[Callback] = [TensorBoard(out, command, rows)] if "tensorboard" in names else []
+    own = {"command": command, **(values or {})}
+    more += [kind(out, home or out, own, rows) for name, kind in _HOSTED.items() if name in names]
     return [MetricsFiles(out, rows), *more]
 
 

@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from vtk.calibration import Calibration
 from vtk.card import Card, Regime
 from vtk.files import replace_file
+from vtk.packs.cards import read_card
 from vtk.training.engine.callbacks import Kept
 from vtk.training.runs.command_line import versions
+from vtk.training.runs.held_out_answers import HeldOutAnswers
 from vtk.training.runs.history import History
 from vtk.training.runs.label_kinds import separators
 from vtk.training.runs.prepare import PreparedTask
@@ -29,6 +32,7 @@ class Writer(ABC):
 
     Attributes:
         what: kind of file or folder, for people and callbacks.
+        answers: of the latest evaluation; None before the first of this process.
     """
 
     what: ClassVar[Kept]
@@ -36,6 +40,7 @@ class Writer(ABC):
     def __init__(self, prepared: PreparedTask, history: History) -> None:
         self.prepared, self.history = prepared, history
         self.task, self.plan = prepared.task, prepared.task.plan
+        self.answers: HeldOutAnswers | None = None
 
     @property
     @abstractmethod
@@ -119,7 +124,16 @@ class Writer(ABC):
             versions=versions(),
             command=self.plan.command,
             multi_label=config.multi_label,
+            calibration=self._calibration(),
         )
+
+    def _calibration(self) -> Calibration | None:
+        if self.answers is not None:
+            return self.answers.calibrate()
+        # resumed after the last epoch: nothing was evaluated since
+        best, rows = self.history.best, self.history.rows
+        same = best and rows and best["epoch"] == rows[-1]["epoch"]
+        return read_card(self.best_path).calibration if same else None
 
 
 def link_equal_files(kept: Path, other: Path) -> None:

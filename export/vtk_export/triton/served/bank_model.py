@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from vtk_counters import Counters  # type: ignore[import-not-found]
-from vtk_rows import Batches, Task, answer, log, parameters  # type: ignore[import-not-found]
+from vtk_rows import Batches, Task, answer, log, names_in, parameters  # type: ignore[import-not-found]
 from vtk_watch import Watch  # type: ignore[import-not-found]
 
 from vtk.bank import TaskBank
@@ -32,7 +32,7 @@ class TritonPythonModel:
         device = f"cuda:{args['model_instance_device_id']}" if cuda else "cpu"
         if "threads" in told:
             torch.set_num_threads(int(told["threads"]))
-        self.softmax = told.get("softmax") == "1"
+        self.softmax, self.names = told.get("softmax") == "1", names_in(told)
         self.bank = TaskBank(here / "base.safetensors", device=device, dtype=_DTYPES.get(told.get("dtype", "auto")))
         if (graphs := getattr(self.bank, "graphs", None)) is not None:
             graphs.notice = lambda what, nbytes: log(f"{what}: {nbytes:,} bytes on the device", "info")
@@ -44,7 +44,9 @@ class TritonPythonModel:
         """Answer requests; images of all tasks are one call of the bank."""
         self.watch.check()
         with self.watch.turn:
-            return answer(requests, self.watch.tasks, self._run, softmax=self.softmax, count=self.counters.count)
+            return answer(
+                requests, self.watch.tasks, self._run, softmax=self.softmax, count=self.counters.count, names=self.names
+            )
 
     def finalize(self) -> None:
         """Stop looking, and drop the bank."""

@@ -31,19 +31,19 @@ def load(path: Path, kind: str, spec: dict[str, Any]) -> np.ndarray:
 
 
 def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, task: str) -> dict[str, np.ndarray]:
-    """Send one request of a batch of images and return its outputs by name."""
+    """Send one request of a batch of images and return its outputs by the names of this file."""
     client = importlib.import_module(f"tritonclient.{protocol}")
     if about["datatype"] not in TYPES:
         raise SystemExit(f"the model takes {about['datatype']}, which numpy has not; export it with --keep-io-types")
-    images = images.astype(TYPES[about["datatype"]])
-    inputs = [client.InferInput(about["input"], list(images.shape), about["datatype"])]
+    images, called = images.astype(TYPES[about["datatype"]]), about.get("names", {})
+    inputs = [client.InferInput(called.get(about["input"], about["input"]), list(images.shape), about["datatype"])]
     values = [images]
     if about["has_task"]:
         numbers = about.get("task_numbers")
-        inputs.append(client.InferInput("task", [len(images), 1], "INT32" if numbers else "BYTES"))
+        inputs.append(client.InferInput(called.get("task", "task"), [len(images), 1], "INT32" if numbers else "BYTES"))
         name: Any = task.encode("utf-8", "surrogateescape")
         values.append(np.full((len(images), 1), *((numbers[task], np.int32) if numbers else (name, np.object_))))
-    wanted = [client.InferRequestedOutput(name) for name in about["outputs"]]
+    wanted = [client.InferRequestedOutput(called.get(name, name)) for name in about["outputs"]]
     for entry, value in zip(inputs, values, strict=True):
         entry.set_data_from_numpy(value)
     with client.InferenceServerClient(url) as server:
@@ -51,7 +51,7 @@ def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, ta
             result = server.infer(about["model"], inputs, outputs=wanted)
         except importlib.import_module("tritonclient.utils").InferenceServerException as error:
             raise SystemExit(text(f"{url}: {error}")) from error
-        return {name: result.as_numpy(name) for name in about["outputs"]}
+        return {name: result.as_numpy(called.get(name, name)) for name in about["outputs"]}
 
 
 def shares(found: dict[str, np.ndarray], count: int, *, several: bool = False) -> np.ndarray:

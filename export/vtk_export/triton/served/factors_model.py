@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from vtk_counters import Counters  # type: ignore[import-not-found]
 from vtk_factors import FactorModel  # type: ignore[import-not-found]
-from vtk_rows import Batches, Task, answer, parameters  # type: ignore[import-not-found]
+from vtk_rows import Batches, Task, answer, names_in, parameters  # type: ignore[import-not-found]
 from vtk_watch import Watch  # type: ignore[import-not-found]
 
 
@@ -25,7 +25,7 @@ class TritonPythonModel:
         here = Path(args["model_repository"], args["model_version"]).absolute()
         told = parameters(json.loads(args["model_config"]))
         threads = int(told["threads"]) if "threads" in told else None
-        self.softmax = told.get("softmax") == "1"
+        self.softmax, self.names = told.get("softmax") == "1", names_in(told)
         self.model = FactorModel(here, threads=threads, tasks=())
         self.watch = Watch(here / "tasks.json", args, "file", (), self._add, self.model.remove)
         self.watch.begin()
@@ -35,7 +35,9 @@ class TritonPythonModel:
         """Answer requests; images of all tasks are one run of the graph."""
         self.watch.check()
         with self.watch.turn:
-            return answer(requests, self.watch.tasks, self._run, softmax=self.softmax, count=self.counters.count)
+            return answer(
+                requests, self.watch.tasks, self._run, softmax=self.softmax, count=self.counters.count, names=self.names
+            )
 
     def finalize(self) -> None:
         """Stop looking, and drop the graph."""

@@ -17,7 +17,7 @@ import onnxruntime as ort
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from vtk_counters import Counters  # type: ignore[import-not-found]
 from vtk_prepack import digests, prepare  # type: ignore[import-not-found]
-from vtk_rows import Batches, Task, answer, parameters  # type: ignore[import-not-found]
+from vtk_rows import Batches, Task, answer, names_in, parameters  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
@@ -29,6 +29,7 @@ class TritonPythonModel:
         index = json.loads((here / "tasks.json").read_text(encoding="utf-8"))
         told = parameters(json.loads(args["model_config"]))
         threads, self.softmax = told.get("threads"), told.get("softmax") == "1"
+        self.names = names_in(told)
         _make_arena()
         files = {name: here / entry["file"] for name, entry in index["tasks"].items()}
         known = digests(files)
@@ -49,7 +50,9 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer requests; the images of each task are one batch."""
-        return answer(requests, self.tasks, self._run, softmax=self.softmax, count=self.counters.count)
+        return answer(
+            requests, self.tasks, self._run, softmax=self.softmax, count=self.counters.count, names=self.names
+        )
 
     def finalize(self) -> None:
         """Drop the sessions and their memory."""

@@ -279,15 +279,19 @@ class FactorModel:
             if self._batch and count < step:  # a number that no task has, changes no other row
                 part = np.concatenate([part, np.zeros((step - count, *self.shape), np.float32)])
                 numbers = np.concatenate([numbers, np.full(step - count, -1, np.int32)])
-            self._binding.bind_cpu_input("pixel_values", np.ascontiguousarray(part))
-            self._binding.bind_cpu_input("task", np.ascontiguousarray(numbers))
-            self._binding.bind_output("logits")
-            self._binding.bind_output("num_classes")
+            self._binding.bind_cpu_input(self._name("pixel_values"), np.ascontiguousarray(part))
+            self._binding.bind_cpu_input(self._name("task"), np.ascontiguousarray(numbers))
+            self._binding.bind_output(self._name("logits"))
+            self._binding.bind_output(self._name("num_classes"))
             self._session.run_with_iobinding(self._binding)
             found = self._binding.copy_outputs_to_cpu()
             logits.append(found[0][:count])
             counts.append(found[1][:count])
         return np.concatenate(logits), np.concatenate(counts)
+
+    def _name(self, term: str) -> str:
+        """Return what the graph calls an input or output."""
+        return str(self.layout.get("names", {}).get(term, term))
 
     def _known(self, name: str) -> Task:
         task = self._tasks.get(name)
@@ -377,6 +381,8 @@ def read_layout(path: Path) -> dict[str, Any]:
             sizes += [axis for axis in stack["axes"] if not isinstance(axis, str)]
             if stack["dtype"] not in _DTYPES or not isinstance(stack["fill"], (int, float)):
                 raise ValueError(f"`{stack['name']}` is of no known type")
+        if not isinstance(found.get("names", {}), dict):
+            raise ValueError("its `names` are no object")
         if not isinstance(found["layout"], str) or COUNTS not in [stack["name"] for stack in found["stacks"]]:
             raise ValueError("it lists no stacks")
         if not all(type(size) is int and 0 < size <= _LARGEST_AXIS for size in sizes):

@@ -5,9 +5,11 @@ name for each image; the server hands over several requests at once, and all ima
 """
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,15 +76,14 @@ class Refused(Exception):
 class _Rows:
     """The rows of a request: which task each is of, and its logits when they are there."""
 
-    def __init__(self, request: Any, tasks: Mapping[str, Task]) -> None:
-        pixels = pb_utils.get_input_tensor_by_name(request, "pixel_values").as_numpy()
-        names = _names(request)
+    def __init__(self, request: Any, tasks: Mapping[str, Task], called: Mapping[str, str]) -> None:
+        image, task = (called.get(name, name) for name in ("pixel_values", "task"))
+        pixels = pb_utils.get_input_tensor_by_name(request, image).as_numpy()
+        names = _names(request, called)
         if pixels.ndim != 4 or not len(pixels):
-            raise Refused(
-                f"`pixel_values` are {pixels.shape}; send (batch, channels, height, width), one image or more"
-            )
+            raise Refused(f"`{image}` are {pixels.shape}; send (batch, channels, height, width), one image or more")
         if len(names) != len(pixels):
-            raise Refused(f"`task` has {len(names)} names for {len(pixels)} images; give one for each")
+            raise Refused(f"`{task}` has {len(names)} names for {len(pixels)} images; give one for each")
         self.names = names
         self.count = len(pixels)
         self.found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -99,7 +100,7 @@ class _Rows:
             bad = int(np.flatnonzero(~np.isfinite(pixels.reshape(self.count, -1)).all(1))[0])
             raise Refused(f"image {bad + 1} of {self.count} holds NaN or infinite values; send normalised pixels")
 
-    def answer(self, tasks: Mapping[str, Task], width: int, softmax: bool) -> Any:
+    def answer(self, tasks: Mapping[str, Task], width: int, softmax: bool, called: Mapping[str, str]) -> Any:
         values = np.full((self.count, width), 0 if softmax else LOWEST, dtype=np.float32)
         label = np.empty((self.count, 1), dtype=np.object_)
         score = np.empty((self.count, 1), dtype=np.float32)
@@ -115,12 +116,14 @@ class _Rows:
             label[at, 0] = tasks[name].labels[found.argmax(1)]
             score[at, 0] = share.max(1)
         tensors = {"probabilities" if softmax else "logits": values, "label": label, "score": score}
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
+        return pb_utils.InferenceResponse(
+            [pb_utils.Tensor(called.get(name, name), value) for name, value in tensors.items()]
+        )
 
 
 def answer(
     requests: Sequence[Any], tasks: Mapping[str, Task], run: Run, *, softmax: bool = False,
-    count: Callable[[Counts], None] | None = None,
+    count: Callable[[Counts], None] | None = None, names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Any]:  # fmt: skip
     """Answer requests, each on its own where something is wrong with it.
 
@@ -131,6 +134,7 @@ def answer(
             run one by one, of a task that fails the requests, and those that fail alone are told why.
         softmax: give probabilities in place of logits.
         count: is told what the call was about.
+        names: of inputs and outputs that the config calls otherwise, by those of this file (`names_in`).
 
     Returns:
         A response for each request.
@@ -140,35 +144,36 @@ def answer(
     answers: list[Any] = [None] * len(requests)
     for i, request in enumerate(requests):
         try:
-            rows[i] = _Rows(request, tasks)
+            rows[i] = _Rows(request, tasks, names)
         except Exception as error:  # `Refused`, or what only a faulty client brings about
             answers[i] = failure(why(error))
     wrong = _run(rows, run)
     for i, entry in rows.items():
         try:
-            answers[i] = failure(wrong[i]) if i in wrong else entry.answer(tasks, width, softmax)
+            answers[i] = failure(wrong[i]) if i in wrong else entry.answer(tasks, width, softmax, names)
         except Exception as error:
             answers[i] = failure(why(error))
             wrong[i] = why(error)
     if count is not None:
         counts = Counts()
         for i, request in enumerate(requests):
-            counts.add(_named(rows.get(i), request), tasks, i in rows and i not in wrong)
+            counts.add(_named(rows.get(i), request, names), tasks, i in rows and i not in wrong)
         count(counts)
     return answers
 
 
-def _names(request: Any) -> list[str]:
+def _names(request: Any, called: Mapping[str, str]) -> list[str]:
     """Return the task of each image."""
-    return [text(name) for name in pb_utils.get_input_tensor_by_name(request, "task").as_numpy().reshape(-1)]
+    given = pb_utils.get_input_tensor_by_name(request, called.get("task", "task"))
+    return [text(name) for name in given.as_numpy().reshape(-1)]
 
 
-def _named(entry: "_Rows | None", request: Any) -> list[str]:
+def _named(entry: "_Rows | None", request: Any, called: Mapping[str, str]) -> list[str]:
     """Return the task of each image; of a request that could not be read none."""
     if entry is not None:
         return entry.names
     with contextlib.suppress(Exception):
-        return _names(request)
+        return _names(request, called)
     return []
 
 
@@ -235,6 +240,11 @@ def why(error: BaseException) -> str:
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters of a model's config, which the server hands over as JSON."""
     return {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+
+
+def names_in(told: Mapping[str, str]) -> dict[str, str]:
+    """Return what a config calls inputs and outputs otherwise than these files, from its parameters."""
+    return dict(json.loads(told.get("names", "{}")))
 
 
 def _join(parts: list[np.ndarray]) -> np.ndarray:

@@ -58,11 +58,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeTensorrt], FakeTen
 def write_engine(tmp_path: Path, card: Card, write_onnx: Callable[..., Path]) -> Callable[..., Path]:
     """Write what `vtk export tensorrt --build` leaves."""
 
-    def write(*, precision: str = "fp32", tf32: bool = False, **stamp: str) -> Path:
+    def write(*, precision: str = "fp32", tf32: bool = False, names: Any = None, **stamp: str) -> Path:
         model = write_onnx("built/model.onnx", card=card)
         folder, sha = model.parent, hashlib.sha256(model.read_bytes()).hexdigest()
         (folder / "model.json").write_text(card.to_json())
-        (folder / "profile.json").write_text(json.dumps({"precision": precision, "tf32": tf32, "onnx_sha256": sha}))
+        profile = {"precision": precision, "tf32": tf32, "onnx_sha256": sha, **({"names": names} if names else {})}
+        (folder / "profile.json").write_text(json.dumps(profile))
         (folder / "model.engine").write_bytes(b"engine")
         found = {
             "tensorrt": "10.9.0.34", "gpu": "NVIDIA H100", "compute_capability": "9.0",
@@ -110,6 +111,16 @@ def test_logits_are_the_engines(kind: str, log, install, on_cpu, write_engine, w
     # torch's work on the images first, and what comes afterwards later: also when their memory is given away
     assert log == ["engine waits for torch", "torch waits for engine"] and fake.streams == [4711]
     backend.close()
+
+
+def test_an_engine_of_other_names_runs_by_this_toolkit_s(log, install, on_cpu, write_engine, weight) -> None:
+    install(FakeTensorrt(weight, image="x", logits="scores"))
+    source = open_source(write_engine(names={"pixel_values": "x", "logits": "scores"}))
+    found = load_backend("tensorrt", source, device="cuda").run({"pixel_values": images(2)})
+    assert list(found) == ["logits", "features"]
+    np.testing.assert_allclose(found["logits"], images(2).flatten(1).double().numpy() @ weight, atol=1e-4)
+    with pytest.raises(DataError, match="are none"):
+        open_source(write_engine(names=["x"]))
 
 
 def test_larger_batches_are_split_and_fixed_ones_filled_up(log, install, on_cpu, write_engine, weight) -> None:

@@ -119,7 +119,7 @@ def test_packs_are_those_of_runs_of_their_own(both, photos, shades, tmp_path, ch
 
 
 def in_fp64(evaluate):
-    def run(model, loader, classes, ranks, *, show_progress):
+    def run(model, loader, classes, ranks, *, show_progress, score):
         class Wide(torch.nn.Module):
             def __init__(self):
                 super().__init__()
@@ -128,7 +128,7 @@ def in_fp64(evaluate):
             def forward(self, images):
                 return self.inner(images.double())
 
-        return evaluate(Wide(), loader, classes, ranks, show_progress=show_progress)
+        return evaluate(Wide(), loader, classes, ranks, show_progress=show_progress, score=score)
 
     return run
 
@@ -137,6 +137,7 @@ def keep_fp64(path, *, state, created, card, trained, dtype, factors=None):
     """Keep trained tensors unrounded, for comparing; a real pack is fp32."""
     path.mkdir(parents=True, exist_ok=True)
     save_file({k: state[k].contiguous() for k in trained}, path / "task.safetensors")
+    (path / "task.json").write_text(card.to_json())
     return card
 
 

@@ -1,0 +1,1 @@
+"""OpenVINO models (IR): written, verified in the precisions of this processor, described."""
