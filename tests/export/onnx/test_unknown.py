@@ -137,7 +137,7 @@ def test_a_wrong_unknown_fails_the_gate(
 
     def faulty(proto: onnx.ModelProto, card: Any) -> None:
         real(proto, card)
-        proto.graph.node[-1].op_type = "Identity"
+        proto.graph.node[-1].op_type = "And"
 
     monkeypatch.setattr(unknown_gate, "append_unknown", faulty)
     assert export(pack, tmp_path / "out", "--threshold", "auto") == 4
