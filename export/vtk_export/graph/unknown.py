@@ -10,7 +10,7 @@ UNKNOWN = "unknown"
 
 
 def append_unknown(proto: onnx.ModelProto, card: Card) -> None:
-    """Add the output ``unknown`` (batch,), bool: largest of softmax(logits / temperature) < threshold, or NaN. In place.
+    """Add the output ``unknown`` (batch,), bool: max(softmax(logits / temperature)) < threshold, or NaN. In place.
 
     The score is computed in fp32 at any precision of the file: near 1 fp16 cannot tell scores apart. NaN has a node of
     its own: OpenVINO takes NaN ≥ 0.9 for true.
