@@ -178,7 +178,7 @@ def test_a_backbone_and_a_timm_name_with_weights_need_no_classifier(shop, tmp_pa
     wanted = shop.features([shop.photos / name for name in PATHS], weights="base")
     run(capsys, shop.backbone, shop.photos, "--out", tmp_path / "e.npz")
     np.testing.assert_allclose(read(tmp_path / "e.npz")[2], wanted, atol=2e-6)
-    with pytest.raises(DataError, match="backbone without a classifier.*vtk embed"):
+    with pytest.raises(DataError, match=r"backbone without a classifier.*vtk embed"):
         vtk.open_source(shop.backbone)
     torch.manual_seed(0)
     model = timm.create_model("test_vit", pretrained=False).eval()
@@ -231,7 +231,8 @@ def write_file(shop, tmp_path):
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         facts = Facts(names={"features": name} if name != "features" else {})
         helper.set_model_props(model, {"vtk": shop.card.to_json(), **facts.props()})
-        onnx.save(model, path := tmp_path / f"{'-'.join(outputs)}.onnx")
+        path = tmp_path / f"{'-'.join(outputs)}.onnx"
+        onnx.save(model, path)
         return path
 
     return write
