@@ -189,6 +189,9 @@ def test_a_backbone_and_a_timm_name_with_weights_need_no_classifier(shop, tmp_pa
     with torch.no_grad():
         wanted = model.forward_head(model.forward_features(images), pre_logits=True).numpy()
     np.testing.assert_allclose(read(tmp_path / "t.npz")[2], wanted, rtol=1e-5, atol=1e-5)
+    vtk.embed(model, EmbedConfig(images=shop.photos, out=tmp_path / "m.npz"))  # of which a copy loses its classifier
+    np.testing.assert_allclose(read(tmp_path / "m.npz")[2], wanted, rtol=1e-5, atol=1e-5)
+    assert isinstance(model.head, torch.nn.Linear)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,9 @@ def test_no_failure_of_a_tracker_ends_a_run(config, recorder, capsys):
     result = finetune(config(epochs=2, track=("wandb",)))
     assert [row["epoch"] for row in epochs_of(result.out)] == ["1", "2"] and (result.task / "task.json").is_file()
     assert "metrics.csv has" in capsys.readouterr().err
+    recorder.fault = ""
+    finetune(config(epochs=2, resume=True, track=("wandb",)))  # nothing is left to train
+    assert [epoch for epoch, _ in recorder.seen] == [1, 2]
 
 
 def test_a_package_that_cannot_be_imported_is_warned_of(tmp_path, monkeypatch, capsys):
