@@ -73,6 +73,7 @@ _where = {
     "profile_sizes": "vtk.profiling.sizes",
     "save_task": "vtk.packs.pack",
     "scan": "vtk.data.audit.folder_scan",
+    "search_setups": "vtk.profiling.search.search",
     "train": "vtk.training.train",
 }
 __getattr__, __dir__, __all__ = attach(__name__, _where)

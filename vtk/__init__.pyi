@@ -25,6 +25,7 @@ from vtk.packs.pack import save_task as save_task
 from vtk.profiling.config import ProfileConfig as ProfileConfig
 from vtk.profiling.profile import profile as profile
 from vtk.profiling.regression import compare_profiles as compare_profiles
+from vtk.profiling.search.search import search_setups as search_setups
 from vtk.profiling.server.config import ServerConfig as ServerConfig
 from vtk.profiling.server.drive import profile_server as profile_server
 from vtk.profiling.sizes import profile_sizes as profile_sizes

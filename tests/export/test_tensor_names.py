@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.export._fake_server import Load, Tensor
 from vtk.__main__ import main
 from vtk.errors import DataError, UsageError
+from vtk.profiling.memory_count import count_memory
 from vtk.profiling.onnx_work import work_of_onnx
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.export_facts import Facts, read_facts
@@ -64,6 +65,8 @@ def test_back_ends_run_renamed_files_by_this_toolkit_s_names(renamed: Path, pack
         wanted = packed.model()(images)
     assert sorted(found) == ["features", "logits"]
     torch.testing.assert_close(found["logits"], wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+    counted = [count_memory(backend, lambda: None, {"pixel_values": images[:n]}, source.path) for n in (1, 2)]
+    assert counted[0].weights == counted[1].weights and counted[1].activations > 1.9 * counted[0].activations
     backend.close()
 
 

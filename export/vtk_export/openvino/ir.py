@@ -57,6 +57,15 @@ def convert(path: Path) -> "Model":
     return model
 
 
+def read(path: Path) -> "Model":
+    """Read a written model whose files may then be written again: its weights are in memory, not mapped."""
+    import openvino
+
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})
+    return core.read_model(str(path))
+
+
 def describe(model: "Model", card: Card, facts: Facts) -> None:
     """Write labels, card and facts into a model's metadata (``rt_info``), in place.
 

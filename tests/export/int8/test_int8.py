@@ -66,6 +66,18 @@ def test_a_norm_that_something_else_reads_or_shares_is_not_spoilt(tmp_path: Path
     assert np.array_equal(_constants(plan.proto)["gain"], _constants(read)["gain"])
 
 
+def test_a_slice_is_equalised_with_what_it_is_a_slice_of(tmp_path: Path) -> None:
+    proto = block()  # as the class token's q of a last block
+    constants = {"from": [0], "to": [1], "along": [1]}
+    proto.graph.initializer.extend(numpy_helper.from_array(np.array(v, np.int64), k) for k, v in constants.items())
+    proto.graph.node.insert(4, onnx.helper.make_node("Slice", ["norm", "from", "to", "along"], ["class"]))
+    next(node for node in proto.graph.node if node.output[0] == "side_product").input[0] = "class"
+    plan = prepare(proto, batches(8), card(), Recipe(), folder=tmp_path, threads=1)
+    assert np.abs(_run(plan.proto) - _run(proto)).max() < 1e-5 * np.abs(_run(proto)).max()
+    assert not np.array_equal(_constants(plan.proto)["gain"], _constants(proto)["gain"])
+    assert plan.scales["class"].scale == pytest.approx(plan.scales["norm"].scale, rel=0.3)
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_products_are_the_formula_of_rounded_numbers(signed: bool, tmp_path: Path) -> None:
     recipe = Recipe(equalize=0, correct_bias=False, ranges="minmax", symmetric=signed)

@@ -72,9 +72,10 @@ class Judge:
         labels = None if photographs.labels is None else [photographs.labels[i] for i in places]
         found = compare_answers(got, expected, labels, photographs.what)
         if variant.kind == "fp32":  # whose answers are the same numbers
+            mine, theirs = got, expected
             if probabilities:
-                got, expected = centred(got, half=False), centred(expected, half=False)
-            if not (difference := compare(got, expected, "fp32")).ok:
+                mine, theirs = centred(got, half=False), centred(expected, half=False)
+            if not (difference := compare(mine, theirs, "fp32")).ok:
                 return Verdict(*variant.key, False, difference.reason, found)
         try:
             check_judgement(found, LIMITS[variant.kind])

@@ -125,7 +125,7 @@ def test_calls_that_end_after_the_others_count_only_where_there_are_few(
 
 
 @pytest.mark.slow
-def test_two_real_processes_run_at_the_same_time_and_one_that_dies_is_replaced(calls: Calls) -> None:
+def test_two_real_processes_run_at_the_same_time_and_one_that_dies_is_replaced(source: Any, calls: Calls) -> None:
     readings: dict[Setup, Reading] = {}
     # a module of a test cannot be unpickled elsewhere
     plain = vtk.open_source(nn.Sequential(nn.Conv2d(3, 5, 8), nn.Flatten()), img_size=8)
@@ -141,4 +141,9 @@ def test_two_real_processes_run_at_the_same_time_and_one_that_dies_is_replaced(c
         fleet.measure([(eager(2, instances=2), 1)])
         assert not fleet.reasons and len(readings[eager(2, 2)].windows) == 3
         assert fleet._running[0].process is first and fleet._running[1].process is not second
+        # a module that the other process cannot import is a reason, and the process goes on
+        fleet.variants = {("eager", "bf16"): Variant("eager", "bf16", source, "bf16")}
+        fleet.measure([(Setup("eager", "bf16", 1, 1, 1), 1)])
+        assert "Toy" in fleet.reasons[Setup("eager", "bf16", 1, 1, 1)] or "test_fleet" in str(fleet.reasons)
+        assert fleet._running[0].process is first and first.poll() is None
     assert first.poll() is not None

@@ -21,15 +21,18 @@ from vtk.runtime.backends.base import load_backend
 @pytest.fixture
 def linear(tmp_path: Path) -> Path:
     """An .onnx of another program: flatten and one linear layer, any batch size, no card."""
+    return write_linear(tmp_path / "linear.onnx", "batch")
+
+
+def write_linear(path: Path, batch: str | int) -> Path:
     weight = np.random.default_rng(0).normal(size=(3 * 8 * 8, 4)).astype(np.float32)
     nodes = [helper.make_node("Flatten", ["pixel_values"], ["flat"]),
              helper.make_node("MatMul", ["flat", "w"], ["logits"])]  # fmt: skip
     shapes = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-              for name, shape in (("pixel_values", ["batch", 3, 8, 8]), ("logits", ["batch", 4]))}  # fmt: skip
+              for name, shape in (("pixel_values", [batch, 3, 8, 8]), ("logits", [batch, 4]))}  # fmt: skip
     graph = helper.make_graph(
         nodes, "linear", [shapes["pixel_values"]], [shapes["logits"]], [numpy_helper.from_array(weight, "w")]
     )
-    path = tmp_path / "linear.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     return path
 
@@ -102,6 +105,17 @@ def test_back_ends_that_are_not_searched_are_refused(
     assert main(["profile", str(linear), "--on", "cpu", "--budget-ms", "9", "--backends", backends]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+def test_a_file_of_one_batch_size_is_searched_at_that_one(
+    tmp_path: Path, local: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_linear(tmp_path / "three.onnx", 3)
+    options = ["--on", "cpu", "--budget-ms", "1000", "--duration", "0.02", "--threads", "2", "--backends", "ort-cpu"]
+    assert main(["profile", str(path), *options, "--batch-sizes", "1,2"]) == 2
+    assert "none that this file takes (3 to 3 images a call)" in capsys.readouterr().err
+    assert main(["profile", str(path), *options, "--batch-sizes", "1,3", "--json"]) == 0
+    assert {row["batch"] for row in json.loads(capsys.readouterr().out)["setups"]} == {3}
 
 
 @pytest.mark.slow
