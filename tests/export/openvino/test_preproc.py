@@ -76,8 +76,8 @@ def test_quotients_are_exact_where_the_plugin_is_one_off() -> None:
     steps, (number, divisor) = preproc._Steps(InputSpec(8, 8)), [op.parameter([-1], np.int64) for _ in range(2)]
     run = compiled(openvino.Model([op.result(steps.divided(number, divisor))], [number, divisor]))
     rng = np.random.default_rng(0)
-    below = rng.integers(1, 1 << 16, 5000)
-    # next to a multiple, beyond what single precision holds
+    below = rng.integers(1 << 14, 1 << 16, 5000)
+    # next to a multiple, beyond what single precision holds, as a side times a target is
     above = rng.integers(1 << 25, 1 << 30, 5000) // below * below + rng.integers(-1, 2, 5000)
     np.testing.assert_array_equal(run([above, below])[0], above // below)
 
