@@ -115,8 +115,11 @@ def search(race: Race, measure: Measure) -> None:
         rest = FULL - race.windows(best)
         room = allowed - sum(map(race.windows, race.setups)) - rest
         if room <= 0:  # what is recommended is measured completely
-            race.cut = True
+            race.cut, done = True, race.windows(best)
             measure([(best, rest)] if rest else [])
+            if rest and race.windows(best) == done:
+                race.out[best] = "failed"
+                continue
             return
         chosen = []
         for setup in waiting[: max(2, math.ceil(len(waiting) / 2))]:
