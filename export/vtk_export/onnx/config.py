@@ -48,6 +48,11 @@ class OnnxConfig(PrecisionConfig):
     ] = "logits"
     input_name: InputName = ()
     output_name: OutputName = ()
+    verify_with: Annotated[
+        tuple[str, ...],
+        Option("also verify with: openvino (in fp32, and bf16 where the processor has it)", "verification",
+               among=("openvino",), unique=True),
+    ] = ()  # fmt: skip
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
 
@@ -61,6 +66,9 @@ class OnnxConfig(PrecisionConfig):
             raise UsageError("`--keep-io-types` is for --dtype fp16 or bf16; an fp32 file has fp32 inputs and outputs")
         if self.int8 and self.dtype != "fp32":
             raise UsageError(f"`--int8` leaves the rest in fp32, which --dtype {self.dtype} contradicts; leave one out")
+        if self.verify_with and self.dtype != "fp32":
+            raise UsageError(f"`--verify-with` openvino runs fp32 and int8 files and rounds to bf16 itself; --dtype "
+                             f"{self.dtype} contradicts that: leave one out")  # fmt: skip
         if self.int8 == "static" and self.data is None:
             raise UsageError("`--int8 static` measures the activations' ranges on images; give --data FOLDER")
         if self.max_drop is not None and self.int8 != "static":
@@ -150,7 +158,7 @@ class OnnxConfig(PrecisionConfig):
         """How the file is run and judged."""
         return GateSpec(
             threads=self.threads, seed=self.seed, images=self.images, calibration_images=self.calibration_images,
-            unverified=self.unverified,
+            unverified=self.unverified, verify_with=self.verify_with,
         )  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def export_onnx(
         UnavailableError: the file's precision cannot run here, and ``unverified`` is False.
     """
     expect(config, OnnxConfig, "export_onnx")
-    require("onnxscript", "onnxruntime")
+    require("onnxscript", "onnxruntime", *config.verify_with)
     source = open_with_notes(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is already an ONNX file; give the pack it was exported from")

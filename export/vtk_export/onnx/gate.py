@@ -17,6 +17,7 @@ from vtk_export.gate.images import GateInputs, card_images, judged_images
 from vtk_export.gate.judge import check_judgement, judge
 from vtk_export.gate.limits import LIMITS, Limits, with_budget
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
+from vtk_export.gate.openvino_sessions import limits_in, opener, precisions
 from vtk_export.gate.verify import (
     GateRow,
     Sessions,
@@ -98,6 +99,7 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
             limits=limits, temperature=card.temperature,
         )  # fmt: skip
         rows += _other_rows(file, inputs, spec, options, limits)
+        rows += _openvino_rows(file, inputs, options)
     except UnavailableError as error:
         if not options.unverified:
             raise
@@ -126,6 +128,19 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
         check_agreement(round(judgement.agreement * judgement.count), judgement.count, judgement.what, "--dtype fp16")
     check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(file, judgement=judgement)
+
+
+def _openvino_rows(file: File, inputs: GateInputs, options: GateSpec) -> list[GateRow]:
+    """Return the rows of OpenVINO in the precisions that it has here, where they are asked for."""
+    found: list[GateRow] = []
+    for precision in precisions() if "openvino" in options.verify_with else ():
+        console.stage(f"comparing the file in OpenVINO in {precision}")
+        rows, _ = verify_values(
+            file.path, file.model, inputs.images, batches=inputs.batches, names=file.names,
+            limits=limits_in(file.facts.kind, precision), sessions=opener(file.path, precision, options.threads),
+        )  # fmt: skip
+        found += [dataclasses.replace(row, runtime=f"OpenVINO, {precision}") for row in rows]
+    return found
 
 
 def _with_neighbours(

@@ -18,6 +18,7 @@ from vtk.runtime.photographs import Photographs
 from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_images
 from vtk_export.gate.images import GateInputs
 from vtk_export.gate.limits import LEAST_COSINE, LIMITS, Limits
+from vtk_export.gate.openvino_sessions import limits_in, opener, precisions
 from vtk_export.gate.structure import verify_structure
 from vtk_export.gate.verify import Sessions, open_sessions, reference_outputs
 from vtk_export.graph.precision import ONNX_NAMES
@@ -57,6 +58,10 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
         return None
     drift = measure_drift(file, card, inputs.given, options)
     check_drift(drift, LIMITS[file.facts.kind])
+    for precision in precisions() if "openvino" in options.verify_with else ():
+        console.say(f"in OpenVINO in {precision}:")
+        sessions = opener(file.path, precision, options.threads)
+        check_drift(measure_drift(file, card, inputs.given, options, sessions), limits_in(file.facts.kind, precision))
     return drift
 
 

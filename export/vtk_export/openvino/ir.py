@@ -13,6 +13,7 @@ from vtk.runtime import export_facts
 from vtk.runtime.export_facts import Facts
 from vtk.runtime.ir_graph import parse_ir
 from vtk.runtime.openvino_file import CARD, EXPORT, GRAPH_DIGEST, WEIGHTS_DIGEST
+from vtk.runtime.openvino_resize import antialias
 from vtk.runtime.weight_digests import file_digest
 from vtk.text import printable
 
@@ -51,6 +52,7 @@ def convert(path: Path) -> "Model":
     for name in _FOREIGN:
         if name in info:
             del info[name]
+    antialias(model)
     model.friendly_name = "model"
     return model
 
