@@ -59,8 +59,8 @@ def describe(found: Calibration) -> str:
     before, after, chance = (100 * e for e in (found.ece_before, found.ece_after, found.ece_by_chance))
     if found.temperature == 1:
         return (
-            f"probabilities stay as they are: a temperature ({halves}) neither halved the calibration error nor brought "
-            f"it within chance, or raised the NLL; ECE {after:.1f} points"
+            f"probabilities stay as they are: a temperature ({halves}) neither halved the calibration error nor "
+            f"brought it within chance, or raised the NLL; ECE {after:.1f} points"
         )
     return (
         f"probabilities are calibrated with temperature {found.temperature:.3g} ({halves}): ECE {before:.1f} → "
