@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vtk.card import Card
 from vtk_export.gate.verify import open_sessions
+from vtk_export.int8.plan import Plan
 from vtk_export.int8.products import Group, constants
-from vtk_export.int8.quantize import Plan
 from vtk_export.output_folder import save
 
 RANKED = 32

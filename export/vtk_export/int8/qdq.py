@@ -82,9 +82,9 @@ class _Writer:
     def _activation(self, name: str, nodes: list[onnx.NodeProto]) -> str:
         if name not in self.made:
             own = self.scales[name]
-            scale = self._constant(f"{name}_scale", np.array(own.scale, np.float32))
-            zero = self._constant(f"{name}_zero", np.array(own.zero, np.int8 if own.signed else np.uint8))
-            codes, self.made[name] = f"{name}_codes", f"{name}_rounded"
+            scale = self._constant(f"{name}_int8_scale", np.array(own.scale, np.float32))
+            zero = self._constant(f"{name}_int8_zero", np.array(own.zero, np.int8 if own.signed else np.uint8))
+            codes, self.made[name] = f"{name}_int8", f"{name}_from_int8"
             nodes.append(helper.make_node("QuantizeLinear", [name, scale, zero], [codes], name=codes))
             nodes.append(helper.make_node("DequantizeLinear", [codes, scale, zero], [self.made[name]],
                                           name=self.made[name]))  # fmt: skip
@@ -95,10 +95,10 @@ class _Writer:
         if name not in self.made:
             codes, scale = round_weight(numpy_helper.to_array(self.weights[name]), product.axis)
             inputs = [
-                self._constant(f"{name}_codes", codes), self._constant(f"{name}_scale", scale),
-                self._constant(f"{name}_zero", np.zeros(len(scale), np.int8)),
+                self._constant(f"{name}_int8", codes), self._constant(f"{name}_int8_scale", scale),
+                self._constant(f"{name}_int8_zero", np.zeros(len(scale), np.int8)),
             ]  # fmt: skip
-            self.made[name] = f"{name}_rounded"
+            self.made[name] = f"{name}_from_int8"
             nodes.append(helper.make_node("DequantizeLinear", inputs, [self.made[name]], name=self.made[name],
                                           axis=product.axis))  # fmt: skip
         return self.made[name]

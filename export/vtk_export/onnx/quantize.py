@@ -16,7 +16,7 @@ from vtk.runtime.data_option import DataImages
 from vtk.runtime.photographs import Photographs
 from vtk_export.graph.fp8 import quantize_fp8, wide_products
 from vtk_export.int8.budget import choose_kept
-from vtk_export.int8.quantize import prepare
+from vtk_export.int8.plan import prepare
 from vtk_export.int8.recipe import recipe_for
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.onnx.value_ranges import largest_values
