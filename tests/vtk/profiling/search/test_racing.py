@@ -141,7 +141,9 @@ def test_larger_setups_than_one_over_the_budget_are_not_measured() -> None:
 
 
 def test_where_none_meets_the_budget_the_quickest_is_measured_completely() -> None:
-    table = {of(b, p): flat(10.0 * b**0.8 * f) for b in (1, 2, 4) for p, f in (("fp32", 2.0), ("bf16", 1.0), ("int8", 1.1))}
+    table = {
+        of(b, p): flat(10.0 * b**0.8 * f) for b in (1, 2, 4) for p, f in (("fp32", 2.0), ("bf16", 1.0), ("int8", 1.1))
+    }
     race = replayed(table, 1.0, 50)
     assert race.best == of(1, "bf16") and not race.meets(of(1, "bf16"))
 
