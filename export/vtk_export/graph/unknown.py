@@ -10,10 +10,10 @@ UNKNOWN = "unknown"
 
 
 def append_unknown(proto: onnx.ModelProto, card: Card) -> None:
-    """Add the output ``unknown`` (batch,), bool: not largest of softmax(logits / temperature) ≥ threshold. In place.
+    """Add the output ``unknown`` (batch,), bool: max(softmax(logits / temperature)) < threshold, or NaN. In place.
 
-    The score is computed in fp32 at any precision of the file: near 1 fp16 cannot tell scores apart. Of an image with
-    NaN no score reaches the threshold, so it is unknown.
+    The score is computed in fp32 at any precision of the file: near 1 fp16 cannot tell scores apart. NaN has a node of
+    its own: OpenVINO takes NaN ≥ 0.9 for true.
 
     Args:
         proto: with an output ``logits`` or ``probabilities`` (batch, classes), of any opset from 13 on.
@@ -49,8 +49,8 @@ def append_unknown(proto: onnx.ModelProto, card: Card) -> None:
         read = add("ReduceMax", [read, constant([-1], "unknown_axes", np.int64)], "unknown_score", keepdims=0)
     else:
         read = add("ReduceMax", [read], "unknown_score", axes=[-1], keepdims=0)
-    read = add("GreaterOrEqual", [read, constant(card.threshold.score, "unknown_threshold")], "unknown_reached")
-    add("Not", [read], UNKNOWN)
+    below = add("Less", [read, constant(card.threshold.score, "unknown_threshold")], "unknown_below")
+    add("Or", [below, add("IsNaN", [read], "unknown_nan")], UNKNOWN)
     first = value.type.tensor_type.shape.dim[0]
     batch = first.dim_value if first.HasField("dim_value") else first.dim_param
     graph.output.append(helper.make_tensor_value_info(UNKNOWN, TensorProto.BOOL, [batch]))

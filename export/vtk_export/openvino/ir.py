@@ -13,6 +13,7 @@ from vtk.runtime import export_facts
 from vtk.runtime.export_facts import Facts
 from vtk.runtime.ir_graph import parse_ir
 from vtk.runtime.openvino_file import CARD, EXPORT, GRAPH_DIGEST, WEIGHTS_DIGEST
+from vtk.runtime.openvino_resize import antialias
 from vtk.runtime.weight_digests import file_digest
 from vtk.text import printable
 
@@ -24,8 +25,6 @@ WEIGHTS = "model.bin"
 
 _FOREIGN = ("framework", "conversion_parameters")
 """Entries of the converter: the metadata of the ONNX file, which are written again, and its path."""
-
-_FILTERS = {"cubic": "bicubic_pillow", "linear": "bilinear_pillow", "linear_onnx": "bilinear_pillow"}
 
 _LARGEST_TEXT = 4 << 20
 """Bytes of the XML file, at most."""
@@ -53,32 +52,18 @@ def convert(path: Path) -> "Model":
     for name in _FOREIGN:
         if name in info:
             del info[name]
-    _filter_as_pillow(model)
+    antialias(model)
     model.friendly_name = "model"
     return model
 
 
-def _filter_as_pillow(model: "Model") -> None:
-    """Let position tables be resampled as torch does it, in place.
+def read(path: Path) -> "Model":
+    """Read a written model whose files may then be written again: its weights are in memory, not mapped."""
+    import openvino
 
-    An antialiased Resize of ONNX becomes an Interpolate whose cubic filter OpenVINO does not antialias, and which takes
-    pixels beyond the border for copies of the last; its filters of Pillow's are those of torch.
-    """
-    import numpy as np
-    import openvino.opset13 as op
-    from openvino.utils import replace_node
-
-    for node in model.get_ordered_ops():
-        old: Any = node.get_attributes() if node.get_type_name() == "Interpolate" else {}
-        mode = _FILTERS.get(old.get("mode", ""))
-        rank = node.input_value(0).get_partial_shape().rank if old else None
-        if not old.get("antialias") or mode is None or old["shape_calculation_mode"] != "sizes" or rank != 4:
-            continue
-        sides = np.array([2, 3], np.int64)
-        sizes = op.gather(node.input_value(1), op.constant(sides), op.constant(np.int64(0)))
-        new = op.interpolate(node.input_value(0), sizes, mode, "sizes", axes=sides, cube_coeff=old["cube_coeff"])
-        new.friendly_name = node.friendly_name
-        replace_node(node, new)
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})
+    return core.read_model(str(path))
 
 
 def describe(model: "Model", card: Card, facts: Facts) -> None:

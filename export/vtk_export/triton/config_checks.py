@@ -78,6 +78,8 @@ def check_backend(config: "TritonCommand") -> None:
     if config.static_batch is not None and config.with_preproc and not in_graph:
         raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
                          "it out, or give --no-ensemble")  # fmt: skip
+    if config.server not in ("onnxruntime", "openvino") or config.form == "factors":
+        why["--threshold"] = config.threshold and "its graph has no such output, and clients can compare the scores"
     if config.server == "vtk" or (config.server == "python" and config.several):
         why |= {
             "--no-pretrained": not config.pretrained and _PACKS, "--num-classes": config.num_classes and _PACKS,
@@ -163,7 +165,7 @@ def _vtk(config: "TritonCommand") -> Reasons:
     return {
         "--static-batch": config.static_batch and _BANK, "--keep-io-types": config.keep_io_types and _BANK,
         f"--opset {config.opset}": config.opset != OPSETS.start and _BANK, "--fuse": config.fuse is not None and _BANK,
-        f"--int8 {config.int8}": config.int8 and _BANK,
+        f"--int8 {config.int8}": config.int8 and _BANK, "--max-drop": config.max_drop is not None and _BANK,
         "--profile": bool(config.profile) and f"{_BANK}, and `vtk profile PACK --backends bank` measures it",
         "--engine": config.engine and _BANK, "--unverified": config.unverified and _BANK,
     }  # fmt: skip

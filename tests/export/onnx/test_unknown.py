@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +12,13 @@ import onnxruntime
 import pytest
 import torch
 
-from tests.vtk.test_calibration import FITTED, GIVEN
+from tests.export._calibrated import IMAGES, shares
+from tests.vtk.test_calibration import GIVEN
 from vtk.__main__ import main
 from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
-from vtk.packs.pack import update_card
 from vtk_export.graph.opset17 import lower
 from vtk_export.graph.unknown import append_unknown
-
-IMAGES = torch.randn(16, 3, 32, 48, generator=torch.Generator().manual_seed(7))
-
-
-def rows(scores: tuple[float, ...]) -> dict[str, Any]:
-    """A table of 200 images, all right above the first score and many wrong below it."""
-    return {"scored": 200, "scores": scores, "accepted": (120, 200), "errors": (0, 60)}
-
-
-@pytest.fixture
-def pack(calm: Any, fake_calm: Any, tmp_path: Path) -> Path:
-    """The pack, calibrated: half of `IMAGES` has a score above the threshold at a risk of 2 %."""
-    fake_calm()
-    path = tmp_path / "pack"
-    shutil.copytree(calm.path, path)
-    score = float(np.median(shares(calm.model()).max(1)))
-    card = dataclasses.replace(read_card(path), calibration=dataclasses.replace(FITTED, **rows((score, 0.0))))
-    update_card(path, card)
-    return path
-
-
-def shares(model: Any, temperature: float = FITTED.temperature) -> np.ndarray:
-    with torch.no_grad():
-        return np.asarray((model.double()(IMAGES.double()) / temperature).softmax(1))
 
 
 def export(pack: Path, out: Path, *argv: object) -> int:
@@ -56,9 +31,9 @@ def run(folder: Path, feeds: dict[str, np.ndarray], names: list[str] | None = No
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
-def test_softmax_is_by_the_temperature_and_logits_stay(pack: Path, calm: Any, tmp_path: Path) -> None:
-    assert export(pack, tmp_path / "p", "--softmax") == 0
-    assert export(pack, tmp_path / "l") == 0
+def test_softmax_is_by_the_temperature_and_logits_stay(calibrated: Path, calm: Any, tmp_path: Path) -> None:
+    assert export(calibrated, tmp_path / "p", "--softmax") == 0
+    assert export(calibrated, tmp_path / "l") == 0
     feeds = {"pixel_values": IMAGES.numpy()}
     model = calm.model()
     np.testing.assert_allclose(run(tmp_path / "p", feeds)["probabilities"], shares(model), atol=1e-5)
@@ -69,9 +44,9 @@ def test_softmax_is_by_the_temperature_and_logits_stay(pack: Path, calm: Any, tm
 
 @pytest.mark.parametrize("argv", [(), ("--softmax", "--dtype", "fp16")], ids=["fp32", "fp16-softmax"])
 def test_unknown_is_where_the_score_is_below_the_threshold(
-    pack: Path, calm: Any, tmp_path: Path, argv: tuple[str, ...]
+    calibrated: Path, calm: Any, tmp_path: Path, argv: tuple[str, ...]
 ) -> None:
-    assert export(pack, tmp_path / "out", "--threshold", "auto", *argv) == 0
+    assert export(calibrated, tmp_path / "out", "--threshold", "auto", *argv) == 0
     kind = np.float16 if "fp16" in argv else np.float32
     found = run(tmp_path / "out", {"pixel_values": IMAGES.numpy().astype(kind)})
     score = shares(calm.model()).max(1)
@@ -86,12 +61,12 @@ def test_unknown_is_where_the_score_is_below_the_threshold(
     assert card["threshold"]["risk"] == 0.02 and card["threshold"]["upper"] <= 0.02
 
 
-def test_opset_17_has_it_too(pack: Path, calm: Any, exported_calm: Any) -> None:
+def test_opset_17_has_it_too(calibrated: Path, calm: Any, exported_calm: Any) -> None:
     proto = exported_calm.proto
     lower(proto, ir_version=8)
     score = shares(calm.model()).max(1)
     threshold = dataclasses.replace(GIVEN, score=float(np.median(score)))
-    append_unknown(proto, dataclasses.replace(read_card(pack), threshold=threshold))
+    append_unknown(proto, dataclasses.replace(read_card(calibrated), threshold=threshold))
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(["unknown"], {"pixel_values": IMAGES.numpy()})
@@ -102,10 +77,10 @@ def read_card_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "model.json").read_text())["metrics"]
 
 
-def test_raw_images_other_names_and_int8_have_it_too(pack: Path, calm: Any, tmp_path: Path) -> None:
+def test_raw_images_other_names_and_int8_have_it_too(calibrated: Path, calm: Any, tmp_path: Path) -> None:
     argv = ("--threshold", "auto", "--with-preproc", "--int8", "dynamic", "--output-name", "unknown=refused",
             "--output-name", "scores")  # fmt: skip
-    assert export(pack, tmp_path / "out", *argv) == 0
+    assert export(calibrated, tmp_path / "out", *argv) == 0
     pixels = np.random.default_rng(0).integers(0, 255, (2, 40, 50, 3), np.uint8)
     found = run(tmp_path / "out", {"images": pixels})
     assert list(found) == ["scores", "refused"] and found["refused"].shape == (2,)
@@ -113,11 +88,11 @@ def test_raw_images_other_names_and_int8_have_it_too(pack: Path, calm: Any, tmp_
 
 
 def test_a_file_says_unknown_in_predict_by_its_own_threshold(
-    pack: Path, calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    calibrated: Path, calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export(pack, tmp_path / "out", "--threshold", "auto") == 0
+    assert export(calibrated, tmp_path / "out", "--threshold", "auto") == 0
     score = read_card_of(tmp_path / "out")["threshold"]["score"]
-    for source, argv in ((tmp_path / "out", ()), (pack, ("--risk", "0.02"))):
+    for source, argv in ((tmp_path / "out", ()), (calibrated, ("--risk", "0.02"))):
         table = tmp_path / "p.csv"
         more = ["--threshold", "auto", "--out", str(table), *argv]
         assert main(["predict", str(source), str(calm.photos), *more]) == 0
@@ -129,7 +104,7 @@ def test_a_file_says_unknown_in_predict_by_its_own_threshold(
 
 
 def test_a_wrong_unknown_fails_the_gate(
-    pack: Path, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    calibrated: Path, calm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vtk_export.onnx import unknown_gate
 
@@ -137,10 +112,10 @@ def test_a_wrong_unknown_fails_the_gate(
 
     def faulty(proto: onnx.ModelProto, card: Any) -> None:
         real(proto, card)
-        proto.graph.node[-1].op_type = "Identity"
+        proto.graph.node[-1].op_type = "And"
 
     monkeypatch.setattr(unknown_gate, "append_unknown", faulty)
-    assert export(pack, tmp_path / "out", "--threshold", "auto") == 4
+    assert export(calibrated, tmp_path / "out", "--threshold", "auto") == 4
     assert "`unknown` is not what the file's own scores say" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
@@ -155,14 +130,14 @@ def test_a_wrong_unknown_fails_the_gate(
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    pack: Path, calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+    calibrated: Path, calm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
 ) -> None:
-    assert export(pack, tmp_path / "out", *argv) == 2
+    assert export(calibrated, tmp_path / "out", *argv) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_task_says_unknown_and_its_scores_are_calibrated(pack: Path, calm: Any) -> None:
-    task = load_task(pack)
+def test_a_task_says_unknown_and_its_scores_are_calibrated(calibrated: Path, calm: Any) -> None:
+    task = load_task(calibrated)
     plain = task.predict(IMAGES, top_k=1)
     np.testing.assert_allclose([p.scores[0] for p in plain], shares(task.model).max(1), rtol=1e-5)
     assert not any(p.unknown for p in plain) and {p.answer for p in plain} <= set(task.classes)
