@@ -18,6 +18,16 @@ OLD_TRITON ?= 3.6
 # what others open our files with; for an older torch: make clean-peers test-peers PEER_PACKAGES='torch==2.9.* timm ...'
 PEER_PACKAGES ?= timm safetensors peft transformers onnx onnxruntime onnxconverter-common onnxsim onnxslim openvino sympy pillow
 
+# converters that need packages of their own versions, and npm's run times; their folders: .venv-coreml, .venv-litert, ...
+COREML := .venv-coreml
+LITERT := .venv-litert
+ONNX2TF := .venv-onnx2tf
+NODE := .node-peers
+COREML_PACKAGES ?= coremltools==9.0 torch==2.7.* 'numpy<2.3' timm
+LITERT_PACKAGES ?= litert-torch==0.10.0 timm
+ONNX2TF_PACKAGES ?= onnx2tf==1.29.24 tensorflow-cpu tf_keras onnx onnxruntime onnxsim onnx_graphsurgeon sng4onnx ai-edge-litert psutil
+NODE_PACKAGES ?= onnxruntime-node onnxruntime-web
+
 # tests start many processes: without compiled modules each would compile vtk again
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -77,11 +87,34 @@ $(TRITON)/.installed: Makefile | $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TRITON) 'triton==$(OLD_TRITON).*'
 	@touch $@
 
-test-peers: $(STAMP) $(PEERS)/.installed $(OLD)/.installed $(TRITON)/.installed  ## what vtk writes, in plain timm, PEFT, ONNX Runtime and tools of ONNX without vtk; kernels under an older Triton
-	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_OLD_ORT=$(CURDIR)/$(OLD)/bin/python VTK_OLD_TRITON=$(CURDIR)/$(TRITON) $(BIN)/python -m pytest -m peers tests/peers
+$(COREML)/.installed: Makefile
+	$(PYTHON) -m venv $(COREML)
+	$(COREML)/bin/python -m pip install --quiet $(COREML_PACKAGES)
+	@touch $@
 
-clean-peers:  ## remove the environment of test-peers, for one with other packages
-	rm -rf $(PEERS) $(OLD) $(TRITON)
+$(LITERT)/.installed: Makefile
+	$(PYTHON) -m venv $(LITERT)
+	$(LITERT)/bin/python -m pip install --quiet $(LITERT_PACKAGES)
+	@touch $@
+
+$(ONNX2TF)/.installed: Makefile
+	$(PYTHON) -m venv $(ONNX2TF)
+	$(ONNX2TF)/bin/python -m pip install --quiet $(ONNX2TF_PACKAGES)
+	@touch $@
+
+$(NODE)/.installed: Makefile
+	mkdir -p $(NODE)
+	cd $(NODE) && npm install --no-save --no-audit --no-fund --ignore-scripts $(NODE_PACKAGES)
+	@touch $@
+
+# what passes is recorded in the repository, and `make docs` makes docs/reference/tools.md of it
+test-peers: $(STAMP) $(PEERS)/.installed $(OLD)/.installed $(TRITON)/.installed $(COREML)/.installed $(LITERT)/.installed $(ONNX2TF)/.installed $(NODE)/.installed  ## what vtk writes, in plain timm, transformers, PEFT, tools of ONNX, JavaScript, Core ML and LiteRT without vtk; kernels under an older Triton
+	OMP_NUM_THREADS=1 VTK_PEERS=$(CURDIR)/$(PEERS)/bin/python VTK_OLD_ORT=$(CURDIR)/$(OLD)/bin/python VTK_OLD_TRITON=$(CURDIR)/$(TRITON) \
+	VTK_COREML=$(CURDIR)/$(COREML)/bin/python VTK_LITERT=$(CURDIR)/$(LITERT)/bin/python VTK_ONNX2TF=$(CURDIR)/$(ONNX2TF)/bin/python \
+	VTK_NODE=$(CURDIR)/$(NODE) VTK_PEER_RECORDS=$(CURDIR)/tests/peers/records.json $(BIN)/python -m pytest -m peers tests/peers
+
+clean-peers:  ## remove the environments of test-peers, for some with other packages
+	rm -rf $(PEERS) $(OLD) $(TRITON) $(COREML) $(LITERT) $(ONNX2TF) $(NODE)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
 papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/results/papers.md
@@ -99,6 +132,7 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/python docs/_generate/architectures.py --check
 	$(BIN)/python docs/_generate/papers.py --check
 	$(BIN)/python docs/_generate/architecture.py --check
+	$(BIN)/python docs/_generate/peers.py --check
 
 style: $(STAMP)  ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -111,6 +145,7 @@ docs: $(STAMP)  ## write the generated pages again, from the help texts, the tes
 	$(BIN)/python docs/_generate/architectures.py
 	$(BIN)/python docs/_generate/papers.py
 	$(BIN)/python docs/_generate/architecture.py
+	$(BIN)/python docs/_generate/peers.py
 
 $(DOCS)/.installed: docs/requirements.txt
 	$(PYTHON) -m venv $(DOCS)
@@ -125,4 +160,4 @@ wheel: $(STAMP)  ## build dist/*.whl; build/ goes first, since removed modules w
 	$(BIN)/python -m build --wheel
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(SERVER) $(PEERS) $(DOCS) site .cache build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SERVER) $(PEERS) $(COREML) $(LITERT) $(ONNX2TF) $(NODE) $(DOCS) site .cache build dist demo-out papers-out *.egg-info .pytest_cache .mypy_cache .ruff_cache

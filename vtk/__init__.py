@@ -28,6 +28,7 @@ _where = {
     "EvalConfig": "vtk.evaluation.config",
     "FinetuneConfig": "vtk.training.finetune_config",
     "OnnxConfig": "vtk_export.onnx.config",
+    "OpenvinoConfig": "vtk_export.openvino.config",
     "Opening": "vtk.runtime.source",
     "ParallelizeConfig": "vtk.branches.config",
     "PredictConfig": "vtk.evaluation.config",
@@ -52,6 +53,7 @@ _where = {
     "evaluate": "vtk.answers",
     "export_aoti": "vtk_export.aoti.export",
     "export_onnx": "vtk_export.onnx.export",
+    "export_openvino": "vtk_export.openvino.export",
     "export_tasks": "vtk_export.tasks.export",
     "export_tensorrt": "vtk_export.tensorrt.export",
     "export_triton": "vtk_export.triton.export",
@@ -71,6 +73,7 @@ _where = {
     "profile_sizes": "vtk.profiling.sizes",
     "save_task": "vtk.packs.pack",
     "scan": "vtk.data.audit.folder_scan",
+    "search_setups": "vtk.profiling.search.search",
     "train": "vtk.training.train",
 }
 __getattr__, __dir__, __all__ = attach(__name__, _where)

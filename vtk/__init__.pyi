@@ -25,6 +25,7 @@ from vtk.packs.pack import save_task as save_task
 from vtk.profiling.config import ProfileConfig as ProfileConfig
 from vtk.profiling.profile import profile as profile
 from vtk.profiling.regression import compare_profiles as compare_profiles
+from vtk.profiling.search.search import search_setups as search_setups
 from vtk.profiling.server.config import ServerConfig as ServerConfig
 from vtk.profiling.server.drive import profile_server as profile_server
 from vtk.profiling.sizes import profile_sizes as profile_sizes
@@ -49,6 +50,8 @@ from vtk_export.aoti.config import AotiConfig as AotiConfig
 from vtk_export.aoti.export import export_aoti as export_aoti
 from vtk_export.onnx.config import OnnxConfig as OnnxConfig
 from vtk_export.onnx.export import export_onnx as export_onnx
+from vtk_export.openvino.config import OpenvinoConfig as OpenvinoConfig
+from vtk_export.openvino.export import export_openvino as export_openvino
 from vtk_export.tasks.config import TasksConfig as TasksConfig
 from vtk_export.tasks.export import export_tasks as export_tasks
 from vtk_export.tensorrt.config import TensorrtConfig as TensorrtConfig

@@ -5,6 +5,7 @@ import copy
 import functools
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import nn
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from tests._plots import not_drawn
+from tests.export._calibrated import calibrate
 from tests.export._fake_server import load  # noqa: F401 - a fixture
 from vtk.__main__ import main
 from vtk.card import Card
@@ -163,6 +165,16 @@ def fake_exporter(exported: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
 def fake_calm(exported_calm: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:
     """The same of the calm pack."""
     return _faker(exported_calm, monkeypatch)
+
+
+@pytest.fixture
+def calibrated(calm: Packed, fake_calm: Convert, tmp_path: Path) -> Path:
+    """The calm pack with a temperature and scores (`tests.export._calibrated`)."""
+    fake_calm()
+    path = tmp_path / "calibrated"
+    shutil.copytree(calm.path, path)
+    calibrate(path, calm.model())
+    return path
 
 
 def _faker(run: Run, monkeypatch: pytest.MonkeyPatch) -> Convert:

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.export._fake_server import Load, Tensor
 from vtk.__main__ import main
 from vtk.errors import DataError, UsageError
+from vtk.profiling.memory_count import count_memory
+from vtk.profiling.onnx_work import work_of_onnx
 from vtk.runtime.backends.base import load_backend
 from vtk.runtime.export_facts import Facts, read_facts
 from vtk.runtime.opening import open_source
@@ -63,11 +65,13 @@ def test_back_ends_run_renamed_files_by_this_toolkit_s_names(renamed: Path, pack
         wanted = packed.model()(images)
     assert sorted(found) == ["features", "logits"]
     torch.testing.assert_close(found["logits"], wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+    counted = [count_memory(backend, lambda: None, {"pixel_values": images[:n]}, source.path) for n in (1, 2)]
+    assert counted[0].weights == counted[1].weights and counted[1].activations > 1.9 * counted[0].activations
     backend.close()
 
 
 def test_preprocessing_takes_the_name_of_the_raw_images(
-    packed: Any, fake_exporter: Callable[[], None], tmp_path: Path
+    packed: Any, exported: Any, fake_exporter: Callable[[], None], tmp_path: Path
 ) -> None:
     fake_exporter(None)  # type: ignore[call-arg]
     words = ["--with-preproc", "--softmax", "--input-name", "pixel_values", "--output-name", "shares"]
@@ -78,6 +82,8 @@ def test_preprocessing_takes_the_name_of_the_raw_images(
     assert abs(shares.sum() - 1) < 1e-5
     profile = ["profile", str(tmp_path / "x" / "model.onnx"), "--backends", "ort-cpu", "--batch-sizes", "1"]
     assert main([*profile, "--duration", "0.01"]) == 0
+    # of what is multiplied, not of resizing, whatever the graph calls the images between the two
+    assert work_of_onnx(tmp_path / "x" / "model.onnx", (3, 32, 48)) == work_of_onnx(exported.out / "model.onnx")
 
 
 def test_what_has_a_new_name_already_makes_room_also_inside_of_branches() -> None:
@@ -108,12 +114,12 @@ def test_what_has_a_new_name_already_makes_room_also_inside_of_branches() -> Non
 
 def foreign(path: Path, image: list[Any], outputs: dict[str, list[Any]], kind: int = TensorProto.FLOAT) -> Path:
     """A file of another program, whose weights are among its inputs, as old ones have it."""
-    width = int(np.prod(image[1:]))
-    weight = np.random.default_rng(0).standard_normal((width, 3)).astype(np.float32)
+    shape = [3, *image[1:]]
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     nodes = [helper.make_node("Cast", ["input.1"], ["floats"], to=TensorProto.FLOAT),
-             helper.make_node("Flatten", ["floats"], ["flat"]),
-             *(helper.make_node("MatMul", ["flat", "w"], [name]) for name in outputs)]  # fmt: skip
-    inputs = [helper.make_tensor_value_info("w", TensorProto.FLOAT, [width, 3]),
+             helper.make_node("Conv", ["floats", "w"], ["maps"]),
+             *(helper.make_node("Flatten", ["maps"], [name]) for name in outputs)]  # fmt: skip
+    inputs = [helper.make_tensor_value_info("w", TensorProto.FLOAT, shape),
               helper.make_tensor_value_info("input.1", kind, image)]  # fmt: skip
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
     graph = helper.make_graph(nodes, "g", inputs, ends, [numpy_helper.from_array(weight, "w")])

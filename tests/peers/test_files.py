@@ -25,11 +25,15 @@ def logits(pack: Path, images: np.ndarray) -> np.ndarray:
         return load_task(pack).model.eval()(torch.from_numpy(images)).numpy()
 
 
+def off(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(abs(found - wanted).max() / abs(wanted).max())
+
+
 def command(*argv: object) -> None:
     assert main(list(map(str, argv))) == 0
 
 
-def test_plain_timm_loads_what_tasks_merge_writes(foreign, pack, images, tmp_path):
+def test_plain_timm_loads_what_tasks_merge_writes(foreign, record, pack, images, tmp_path):
     command("tasks", "merge", pack, "--out", tmp_path / "merged.safetensors")
     found = foreign(f"""{MODEL}
 model.load_state_dict(load_file("merged.safetensors"), strict=True)
@@ -37,9 +41,12 @@ with torch.no_grad():
     logits = model.eval()(torch.from_numpy(images)).numpy()
 """)
     np.testing.assert_allclose(found, logits(pack, images), atol=1e-5)
+    record(
+        "timm", "checkpoint of `tasks merge`, with the call in its README", difference=off(found, logits(pack, images))
+    )
 
 
-def test_stock_peft_loads_what_to_peft_writes(foreign, pack, images, tmp_path):
+def test_stock_peft_loads_what_to_peft_writes(foreign, record, pack, images, tmp_path):
     command("tasks", "to-peft", pack, "--out", tmp_path / "adapter")
     found = foreign(f"""{MODEL}
 from peft import PeftModel
@@ -53,6 +60,7 @@ with torch.no_grad():
     np.testing.assert_allclose(merged(torch.from_numpy(images)).numpy(), logits, atol=1e-5)
 """)
     np.testing.assert_allclose(found, logits(pack, images), atol=1e-5)
+    record("PEFT", "adapter of `tasks to-peft`", difference=off(found, logits(pack, images)))
 
 
 def test_stock_peft_loads_the_adapter_of_a_lora_run_as_its_page_says(foreign, images, weights, tmp_path):
@@ -82,7 +90,7 @@ with torch.no_grad():
     np.testing.assert_allclose(found, logits(tmp_path / "run" / "task", images), atol=1e-5)
 
 
-def test_onnx_checks_an_export_and_plain_onnx_runtime_runs_it(foreign, pack, images, tmp_path):
+def test_onnx_checks_an_export_and_plain_onnx_runtime_runs_it(foreign, record, pack, images, tmp_path):
     command("export", "onnx", pack, "--out", tmp_path / "out")
     found = foreign("""
 import onnx, onnxruntime
@@ -91,3 +99,4 @@ session = onnxruntime.InferenceSession("out/model.onnx", providers=["CPUExecutio
 logits, = session.run(["logits"], {"pixel_values": images})
 """)
     np.testing.assert_allclose(found, logits(pack, images), atol=1e-4)
+    record("ONNX Runtime", "`export onnx`: fp32", difference=off(found, logits(pack, images)))

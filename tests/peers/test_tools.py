@@ -87,14 +87,23 @@ NOT_FOR = {
 }
 
 
+NAMES = {
+    "checker": "ONNX checker", "quantiser": "ONNX Runtime's quantiser",
+    "transformers optimizer": "ONNX Runtime's transformers optimizer",
+}  # fmt: skip
+"""Of the tools in the table of the documents, where these are others."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_stock_tools_take_the_file(kind: str, foreign: Any, pack: Path, tmp_path: Path) -> None:
+def test_stock_tools_take_the_file(kind: str, foreign: Any, record: Any, pack: Path, tmp_path: Path) -> None:
     assert main(["export", "onnx", str(pack), "--out", str(tmp_path / "out"), "--threads", "1", *KINDS[kind]]) == 0
     told = ("fp16" in kind, "int8" in kind, "raw" in kind, int(kind == "fp32"))
     facts = f"half, quantised, raw, fused = {told}\n"
     tools = {name: code for name, code in TOOLS.items() if kind not in NOT_FOR.get(name, ())}
     said = "import sys\nprint({!r}, file=sys.stderr, flush=True)\n"  # the last one is the one that failed
     foreign(FEED + facts + "".join(said.format(name) + code for name, code in tools.items()))
+    for name in tools:
+        record(NAMES.get(name, name), f"`export onnx`: {kind}")
 
 
 def test_the_page_of_an_export_runs_where_only_onnx_runtime_is(old: Any, pack: Path, tmp_path: Path) -> None:

@@ -60,11 +60,13 @@ def test_there_are_command_lines_to_check() -> None:
 
 def test_the_page_of_files_names_what_commands_write() -> None:
     from vtk.profiling import report as profile_report
+    from vtk.profiling.search import report as search_report
     from vtk.profiling.server import report as server_report
     from vtk.training.runs import outputs
 
     page = (REPO / "docs" / "reference" / "files.md").read_text("utf-8")
-    known = {*outputs.ALL_FILES, *profile_report.MARKS, *server_report.MARKS, outputs.STATE_INFO}
+    known = {*outputs.ALL_FILES, *profile_report.MARKS, *server_report.MARKS, *search_report.MARKS,
+             outputs.STATE_INFO}  # fmt: skip
     of_0_1 = REPO / "tests" / "fixtures" / "v0_1"
     for folder in ("runs", "exports", "repositories", "digits-peft", "digits.vtkbundle", "profile"):
         known |= {path.name for path in (of_0_1 / folder).rglob("*.*") if path.is_file()}

@@ -26,6 +26,7 @@ SLIM = sorted((REPO / "requirements").glob("*.txt"))
 OURS = {"vtk", "vtk_export", "vtk_kernels"}
 OPTIONAL = {
     "nvidia-ml-py": "clocks and energy of NVIDIA GPUs, by the extra `nvml`; left out where it is absent",
+    "openvino": "runs ONNX files and IR on CPUs, by the extra `openvino`; asked for where it is named",
     "pyarrow": "tables of labels in parquet, by the extra `parquet`; asked for when one is read",
     "tensorrt": "runs built engines; belongs to a machine's CUDA, so the user installs the one that fits",
 }

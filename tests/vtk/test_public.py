@@ -24,9 +24,11 @@ OF_0_1 = {
     "train",
 }  # fmt: skip
 WANTED = OF_0_1 | {
-    "Callback", "Source", "Task", "TaskBank", "analyze", "audit", "compare_profiles", "export_aoti", "export_tensorrt",
+    "Callback", "Source", "Task", "TaskBank", "analyze", "audit", "compare_profiles", "export_aoti", "export_openvino",
+    "export_tensorrt",
     "parallelize", "predict", "profile_server",
-    "AnalyzeConfig", "AotiConfig", "AuditConfig", "EvalConfig", "FinetuneConfig", "OnnxConfig", "ParallelizeConfig",
+    "AnalyzeConfig", "AotiConfig", "AuditConfig", "EvalConfig", "FinetuneConfig", "OnnxConfig", "OpenvinoConfig",
+    "ParallelizeConfig",
     "PredictConfig", "PretrainConfig", "ProfileConfig", "ServerConfig", "TasksConfig", "TensorrtConfig", "TrainConfig",
     "TritonConfig",
 }  # fmt: skip
@@ -76,7 +78,16 @@ def test_the_package_and_its_configs_import_no_torch() -> None:
 
 
 def test_what_is_opened_comes_first_then_what_is_done() -> None:
-    for name in ("analyze", "export_aoti", "export_onnx", "export_tensorrt", "parallelize", "predict", "profile"):
+    for name in (
+        "analyze",
+        "export_aoti",
+        "export_onnx",
+        "export_openvino",
+        "export_tensorrt",
+        "parallelize",
+        "predict",
+        "profile",
+    ):
         found = inspect.signature(getattr(vtk, name))
         first, second, *rest = found.parameters.values()
         assert (first.name, second.name) == ("source", "config") and "Openable" in str(first.annotation), name

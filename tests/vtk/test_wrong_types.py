@@ -14,8 +14,8 @@ from vtk.errors import UsageError
 
 ONLY_OPTIONS = ("finetune", "finetune_tasks", "train", "pretrain", "profile_server")
 WITH_A_SOURCE = (
-    "predict", "profile", "profile_sizes", "analyze", "audit", "parallelize", "export_onnx", "export_aoti",
-    "export_tensorrt", "export_tasks", "export_triton",
+    "predict", "profile", "profile_sizes", "analyze", "audit", "parallelize", "export_onnx", "export_openvino",
+    "export_aoti", "export_tensorrt", "export_tasks", "export_triton",
 )  # fmt: skip
 
 

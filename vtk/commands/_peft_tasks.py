@@ -1,4 +1,4 @@
-"""``vtk tasks compress``, ``bundle``, ``convert``, ``to-peft`` and ``from-peft``: conversions of packs."""
+"""``vtk tasks compress``, ``calibrate``, ``bundle``, ``convert``, ``to-peft``, ``from-peft``: conversions of packs."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -7,10 +7,11 @@ from typing import Any
 from vtk import console
 from vtk.commands import _cli
 from vtk.errors import DataError
-from vtk.packs.config import BundleConfig, CompressConfig, ConvertConfig, FromPeftConfig, ToPeftConfig
+from vtk.packs.config import BundleConfig, CalibrateConfig, CompressConfig, ConvertConfig, FromPeftConfig, ToPeftConfig
 
 HELP = {
     "compress": "store a pack's changes as low-rank factors of about a megabyte; a lossy copy, measured",
+    "calibrate": "fit the temperature of a pack's probabilities on held-out images; changes its card alone",
     "bundle": "bundle a pack with the base tensors it needs, for a machine without the base",
     "convert": "convert a pack to fp32, bf16 or int8, and report the rounding error",
     "to-peft": "convert to an adapter that timm and PEFT load without this toolkit",
@@ -28,7 +29,8 @@ interval. Classifier, biases, norms and prefix tokens stay exact; position table
 def run(name: str, argv: list[str]) -> int:
     """Run one of the commands of `HELP`."""
     commands = {
-        "compress": _compress, "bundle": _bundle, "convert": _convert, "to-peft": _to_peft, "from-peft": _from_peft,
+        "compress": _compress, "calibrate": _calibrate, "bundle": _bundle,
+        "convert": _convert, "to-peft": _to_peft, "from-peft": _from_peft,
     }  # fmt: skip
     return commands[name](argv)
 
@@ -45,6 +47,17 @@ def _compress(argv: list[str]) -> int:
     from vtk.runtime.compression import compress_task
 
     console.emit_json(compress_task(config).to_dict())
+    return 0
+
+
+def _calibrate(argv: list[str]) -> int:
+    config = _cli.parse(
+        CalibrateConfig, argv, prog="vtk tasks calibrate", description=HELP["calibrate"], positional=("pack",),
+        examples=("vtk tasks calibrate runs/pets/task --data data/pets",),
+    )  # fmt: skip
+    from vtk.runtime.calibration import calibrate_task
+
+    console.emit_json(calibrate_task(config).to_dict())
     return 0
 
 

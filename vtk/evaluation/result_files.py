@@ -11,6 +11,8 @@ import numpy as np
 
 from vtk import files
 from vtk.errors import UsageError
+from vtk.evaluation.abstained import Abstained
+from vtk.evaluation.labels import UNKNOWN
 from vtk.evaluation.metrics import Metrics
 from vtk.evaluation.multilabel import MultiLabelMetrics
 from vtk.marks import SOFTWARE
@@ -26,20 +28,26 @@ PER_CLASS = ",".join(("class", "count", *_COLUMNS[:3]))
 """First line of every table of `per_class_csv`, or its beginning."""
 
 
-def per_class_csv(metrics: Metrics | MultiLabelMetrics) -> str:
-    """Return a line per class; undefined values, as for a class that is never predicted, are empty cells."""
+def per_class_csv(metrics: Metrics | MultiLabelMetrics, abstained: Abstained | None = None) -> str:
+    """Return a line per class; undefined values, as for a class that is never predicted, are empty cells.
+
+    With a threshold the last column, ``unknown``, counts the images of the class whose score is below it.
+    """
     columns = _COLUMNS[:3] if isinstance(metrics, Metrics) else _COLUMNS
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["class", "count", *columns])
-    for row in metrics.per_class():
+    more = [] if abstained is None else [[int(n)] for n in abstained.unknown]
+    writer.writerow(["class", "count", *columns, *(["unknown"] if more else [])])
+    per_class: list[Any] = list(metrics.per_class())
+    for i, row in enumerate(per_class):
         scores = [getattr(row, name) for name in columns]
-        writer.writerow([row.name, row.count, *("" if math.isnan(score) else score for score in scores)])
+        last = more[i] if more else []
+        writer.writerow([row.name, row.count, *("" if math.isnan(score) else score for score in scores), *last])
     return text.getvalue()
 
 
-def confusion_png(metrics: Metrics, path: Path) -> None:
-    """Draw the confusion matrix, each row as percent of the class's images.
+def confusion_png(metrics: Metrics, path: Path, abstained: Abstained | None = None) -> None:
+    """Draw the confusion matrix, each row as percent of the class's images; with a threshold one more column, unknown.
 
     Cells show numbers up to 20 classes, axes show names up to 50 and class indices above.
 
@@ -47,8 +55,8 @@ def confusion_png(metrics: Metrics, path: Path) -> None:
         DataError: the file cannot be written.
     """
     n = len(metrics.classes)
-    rows = metrics.confusion.sum(axis=1, keepdims=True)
-    share = 100 * metrics.confusion / np.maximum(rows, 1)
+    table = metrics.confusion if abstained is None else abstained.confusion
+    share = 100 * table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     side = min(max(0.42 * n, 3.0), 12.0)
     font = min(9.0, 72 * side / n * 0.62) if n <= _NAMES_UP_TO else 9.0  # a row of text fits a row of cells
     fig = _figure(side + 2.4, side + 1.9)
@@ -56,15 +64,21 @@ def confusion_png(metrics: Metrics, path: Path) -> None:
     picture = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, interpolation="nearest")
     if n <= _NAMES_UP_TO:
         names = [_short(name) for name in metrics.classes]
-        axes.set_xticks(range(n), names, rotation=90 if n > 3 else 0, fontsize=font)
+        said = names if abstained is None else [*names, UNKNOWN]
+        axes.set_xticks(range(len(said)), said, rotation=90 if n > 3 else 0, fontsize=font)
         axes.set_yticks(range(n), names, fontsize=font)
     if n <= _NUMBERS_UP_TO:
-        for t, p in zip(*np.nonzero(metrics.confusion), strict=True):
+        for t, p in zip(*np.nonzero(table), strict=True):
             colour = "white" if share[t, p] > 55 else "black"
             axes.text(p, t, f"{share[t, p]:.0f}", ha="center", va="center", color=colour, fontsize=font)
     axes.set_xlabel("predicted" if n <= _NAMES_UP_TO else "predicted (class index)")
     axes.set_ylabel("true" if n <= _NAMES_UP_TO else "true (class index)")
-    axes.set_title(f"top-1 {100 * metrics.top1:.1f} % of {metrics.count} images", fontsize=11)
+    title = f"top-1 {100 * metrics.top1:.1f} % of {metrics.count} images"
+    if abstained is not None:
+        axes.axvline(n - 0.5, color="#777777", linewidth=1)
+        error = "" if abstained.error is None else f", {100 * abstained.error:.1f} % of them wrong"
+        title = f"{100 * abstained.coverage:.1f} % of {metrics.count} images answered{error}"
+    axes.set_title(title, fontsize=11)
     bar = fig.colorbar(picture, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label("% of the true class", fontsize=9)
     _save(fig, path)

@@ -6,11 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import Base, ImgSize, Out, Overwrite, RunDevice, Seed, Workers
+from vtk.options.shared import Base, Folder, ImgSize, Out, Overwrite, RunDevice, Seed, Workers
 
 PackDtype = Literal["fp32", "bf16", "int8"]
 FolderFormat = Literal["timm", "hf"]
 MergeFormat = Literal["file", "timm", "hf"]
+_MERGED = Option(
+    "merged model as a folder for timm and transformers (hf: in its own classes where possible)", often=True
+)
 Pack = Annotated[Path, Option("a pack, a bundle, or a run folder (its best pack)", "source", often=True)]
 RepoId = Annotated[str, Option("USER/NAME on the hub", "hub", often=True, nonempty=True)]
 TokenEnv = Annotated[
@@ -49,11 +52,7 @@ class MergeConfig(Config):
 
     pack: Pack
     out: Annotated[Path, Option("file to write; a folder with --format timm or hf", "output", often=True)]
-    format: Annotated[
-        MergeFormat,
-        Option("file: one .safetensors; timm: a folder that timm and transformers load; hf: the same in a class of "
-               "transformers' own, where it has one", "output", often=True),
-    ] = "file"  # fmt: skip
+    format: Annotated[MergeFormat, _MERGED] = "file"
     base: Base = None
     overwrite: Overwrite = False
 
@@ -66,6 +65,18 @@ class BundleConfig(Config):
     out: Out
     base: Base = None
     overwrite: Overwrite = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig(Config):
+    """The pack to calibrate, and held-out images."""
+
+    pack: Pack
+    data: Folder
+    base: Base = None
+    device: RunDevice = None
+    workers: Workers = None
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +201,7 @@ class PushConfig(Config):
         str | None, Option("license identifier for the model card, such as apache-2.0", often=True, nonempty=True)
     ] = None
     with_base: Annotated[bool, Option("also upload the base tensors it needs, as in `vtk tasks bundle`")] = False
-    format: Annotated[
-        FolderFormat | None,
-        Option("also upload the merged model as `vtk tasks merge --format` writes it, for timm and transformers",
-               often=True),
-    ] = None  # fmt: skip
+    format: Annotated[FolderFormat | None, _MERGED] = None
     base: Base = None
     token_env: TokenEnv = None
 

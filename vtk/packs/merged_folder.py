@@ -1,7 +1,6 @@
 """Writes a merged model as a folder that timm and transformers load by themselves, and looks whether they do."""
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +120,10 @@ def _transformers(folder: Path, card: Card, model: nn.Module) -> tuple[str, ...]
     Raises:
         VerificationError: it lacks tensors, or its logits or classes are others.
     """
-    if importlib.util.find_spec("transformers") is None:
+    try:
+        import transformers
+    except ImportError:  # absent, or beside other packages than it wants
         return ()
-    import transformers
-
     named = f"transformers {transformers.__version__}"
     try:
         with _quiet(transformers.utils.logging):

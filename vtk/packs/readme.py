@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from vtk.card import Card, InputSpec
+from vtk.evaluation.abstention import describe
 from vtk.markdown import block, quoted, span
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
@@ -66,7 +67,12 @@ def shares_code(cards: Mapping[str, Card], *, name: str = "logits", test: str = 
     """
     several = [task for task, card in cards.items() if card.multi_label]
     sigmoid = "1 / (1 + np.exp(-values))"
-    softmax = "np.exp(values - values.max()) / np.exp(values - values.max()).sum()"
+    heats = {task: card.temperature for task, card in cards.items() if card.temperature != 1}
+    shifted = "values - values.max()"
+    if heats:
+        heat = f"{next(iter(heats.values()))!r}" if len(cards) == 1 else f"{heats!r}.get(task, 1)"
+        shifted = f"({shifted}) / {heat}"
+    softmax = f"np.exp({shifted}) / np.exp({shifted}).sum()"
     if name == "probabilities":
         return "values"
     if several and len(several) < len(cards):
@@ -114,7 +120,11 @@ def answer(card: Card, outputs: tuple[str, ...] = ("logits",), called: Mapping[s
         if name == "features":
             lines.append(f"{shown}: the input of the classifier, pooled over the image")
         elif name == "probabilities":
-            lines.append(f"{shown}: {each}; they sum to 1")
+            lines.append(f"{shown}: {each}; they sum to 1" + _temperature(card))
+        elif name == "unknown":
+            assert card.threshold is not None
+            lines.append(f"{shown}: true where the largest of the calibrated probabilities is below "
+                         f"{card.threshold.score:.6g}: {describe(card.threshold)}")  # fmt: skip
         elif card.multi_label:
             lines.append(
                 f"{shown}: {each}. An image may have any number of the classes: the sigmoid of each logit is its "
@@ -123,8 +133,16 @@ def answer(card: Card, outputs: tuple[str, ...] = ("logits",), called: Mapping[s
         else:
             lines.append(
                 f"{shown}: {each}. The predicted class is the largest logit; their softmax gives probabilities"
+                + _temperature(card)
             )
     return "## Output\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _temperature(card: Card) -> str:
+    """Return how the probabilities are calibrated; empty where they are not."""
+    if card.temperature == 1:
+        return ""
+    return f" (calibrated: the logits are divided by the temperature {card.temperature:.6g} before the softmax)"
 
 
 def class_list(classes: tuple[str, ...]) -> str:

@@ -81,6 +81,8 @@ def profile(
     """
     config = config or ProfileConfig()
     expect(config, ProfileConfig, "profile")
+    if config.on is not None:
+        raise UsageError("`profile` measures batch sizes; for the search of `on` use `search_setups`")
     if config.img_sizes:
         raise UsageError("`profile` measures one source at one size; for several sizes use `profile_sizes`")
     with contextlib.ExitStack() as stack:

@@ -137,17 +137,18 @@ class Session:
 
     def _source_for(self, name: str) -> Source | VtkError:
         """Return what ``name`` runs: the source, or a file exported from it once."""
-        kind, precision = wanted = self._file_for(name)
+        kind, _ = wanted = self._file_for(name)
         if not kind or kind == self.source.kind or self.source.kind in FILES:
             return self.source  # of the wrong kind perhaps: the back-end says so best
         if wanted not in self._exported:
             start = time.perf_counter()
-            self._exported[wanted] = self._export(kind, precision)
+            self._exported[wanted] = self._export(wanted)
             if isinstance(self._exported[wanted], Source):
                 self._export_s[wanted] = time.perf_counter() - start
         return self._exported[wanted]
 
-    def _export(self, kind: str, precision: str) -> Source | VtkError:
+    def _export(self, wanted: tuple[str, str]) -> Source | VtkError:
+        kind, precision = wanted
         # both need onnx, which the other back-ends do without
         try:
             if kind == "aoti":

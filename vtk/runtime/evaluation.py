@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from vtk.data.decoding.decode import pixel_limit
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.evaluation import choice
+from vtk.evaluation.abstained import Abstained, AnswerCounter
+from vtk.evaluation.abstention import with_threshold
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
 from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
@@ -56,6 +59,7 @@ class EvalResult:
         same_conditions: whether back-end, precision, device and batch size are the training run's, so that its metric
             is reproduced exactly.
         left_out: reason to number of images that were not evaluated, for instance ``trained on``.
+        abstained: answers above and below the threshold of ``--threshold auto``; None without it.
     """
 
     metrics: Metrics | MultiLabelMetrics
@@ -71,6 +75,7 @@ class EvalResult:
     training: float | None
     same_conditions: bool
     left_out: dict[str, int] = field(default_factory=dict)
+    abstained: Abstained | None = None
 
     @property
     def multi_label(self) -> bool:
@@ -83,6 +88,8 @@ class EvalResult:
                  "same_conditions", "left_out")  # fmt: skip
         result = {**self.metrics.to_dict(), **{name: getattr(self, name) for name in names}}
         result[f"training_{choice.default(self.multi_label)}"] = self.training
+        if self.abstained is not None:
+            result["abstained"] = self.abstained.to_dict()
         if outside := self.audit.values.get("outside"):
             result["outside_value_range"] = list(outside)
         result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
@@ -114,6 +121,8 @@ def evaluate_source(source: Source, config: EvalConfig, *, reference: Source | N
 
 
 def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> EvalResult:
+    card = with_threshold(source.card, config.threshold, config.risk, source.name)
+    counter = None if card.threshold is None else AnswerCounter(card)
     conditions = conditions_of(source, config)
     audit, part = find_images(source, config.data, config.split or "val")
     samples = part.samples
@@ -138,7 +147,8 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         if judge is not None:
             stack.callback(judge.backend.close)
         predict = judge.watch(predictor(backend)) if judge else predictor(backend)
-        score = evaluate_labels if source.card.multi_label else evaluate
+        one = evaluate if counter is None else partial(evaluate, keep=counter.keep)
+        score = evaluate_labels if source.card.multi_label else one
         metrics = score(predict, loader, source.card.classes, device=backend.device)
     result = EvalResult(
         metrics=metrics,
@@ -154,6 +164,7 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         training=source.card.metrics.get(choice.default(source.card.multi_label)) if part.same else None,
         same_conditions=conditions.same,
         left_out=dict(part.left_out),
+        abstained=None if counter is None else counter.result(),
     )
     _print(result, source.facts, source.card.pack)
     return result
@@ -163,6 +174,8 @@ def _print(result: EvalResult, facts: Facts, pack: Mapping[str, Any]) -> None:
     exact, precision = facts == PLAIN, f"int8 ({facts.int8})" if facts.int8 else result.precision
     fp32_file = result.backend.startswith("ort-") or (result.backend == "openvino" and result.precision == "fp32")
     result.metrics.print()
+    if result.abstained is not None:
+        result.abstained.print(chosen_on_these=result.training is not None)
     skipped = f"; unreadable and skipped: {len(result.audit.bad)}" if result.audit.bad else ""
     images = console.count(result.metrics.count, "image")
     console.say(
@@ -200,8 +213,8 @@ def _write(result: EvalResult, out: Path) -> None:
 
     with replace_set(out, MARKS, "vtk eval") as staged:
         write_json(staged / "metrics.json", result.to_dict())
-        write_text(staged / "per_class.csv", per_class_csv(result.metrics))
+        write_text(staged / "per_class.csv", per_class_csv(result.metrics, result.abstained))
         if isinstance(result.metrics, Metrics):
-            confusion_png(result.metrics, staged / "confusion.png")
+            confusion_png(result.metrics, staged / "confusion.png", result.abstained)
     drawn = "" if result.multi_label else ", confusion.png"
     console.say(f"written: {out}/metrics.json, per_class.csv{drawn}")

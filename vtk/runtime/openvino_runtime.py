@@ -17,6 +17,7 @@ from typing import Any, Literal
 from vtk.errors import DataError, UnavailableError, UsageError
 from vtk.files import home, replace_file, sweep
 from vtk.packages import importing, require
+from vtk.runtime.openvino_resize import antialias
 
 Precision = Literal["fp32", "bf16"]
 
@@ -29,6 +30,8 @@ MOST_KEPT = 16
 _SUFFIX = ".blob"
 _LONGEST_HEAD = 4096
 _DEVICE = "CPU"
+_FORM = "antialias"
+"""What is changed between reading and compiling: what was kept of another form is not this model."""
 
 
 @functools.cache
@@ -154,7 +157,10 @@ def compile_file(path: Path, *, precision: str, threads: int, streams: int = 1, 
     if kept is not None and (compiled := _load(kept, properties)) is not None:
         return compiled
     try:
-        compiled = core().compile_model(core().read_model(path), _DEVICE, properties)
+        model = core().read_model(path)
+        if path.suffix == ".onnx":
+            antialias(model)
+        compiled = core().compile_model(model, _DEVICE, properties)
     except Exception as error:  # a RuntimeError with the place in OpenVINO's own source before the reason
         raise DataError(f"OpenVINO {version()} cannot compile {path}: {reason(error)}") from error
     if kept is not None:
@@ -196,7 +202,7 @@ def _weights_of(path: Path) -> list[Path]:
 
 def _place(path: Path, properties: dict[str, Any]) -> Path:
     machine = [str(core().get_property(_DEVICE, "FULL_DEVICE_NAME")), *sorted(capabilities())]
-    key = json.dumps([content_digest(path), sorted(properties.items()), version(), machine], default=str)
+    key = json.dumps([content_digest(path), sorted(properties.items()), version(), machine, _FORM], default=str)
     return home() / "openvino" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}{_SUFFIX}"
 
 

@@ -62,6 +62,7 @@ def judge(
     *,
     names: Sequence[str],
     threads: int | None,
+    temperature: float = 1.0,
     sessions: Sessions | None = None,
 ) -> Judgement:
     """Run the file, as a server would, and PyTorch on all images.
@@ -73,6 +74,7 @@ def judge(
         spec: preprocessing.
         names: of the file's outputs.
         threads: CPU threads.
+        temperature: of the card.
         sessions: opens the file, by default in ONNX Runtime.
     """
     cosines, mine, theirs, places = [], [], [], []
@@ -80,10 +82,10 @@ def judge(
         predict = predictor(session)
         for images, indices in photographs.batches(spec, session.batch or _BATCH):
             got = predict(images).float().cpu()
-            expected = reference_outputs(model, images, names)[names[0]]
+            expected = reference_outputs(model, images, names, temperature)[names[0]]
             mine.append(got.argmax(1))
             theirs.append(expected.argmax(1))
-            shown = got.softmax(1) if names[0] == "probabilities" else got
+            shown = (got / temperature).softmax(1) if names[0] == "probabilities" else got
             cosines.append(F.cosine_similarity(shown.double(), expected.double(), dim=1))
             places += indices
     cosine, ours, torchs = torch.cat(cosines), torch.cat(mine), torch.cat(theirs)

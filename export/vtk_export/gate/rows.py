@@ -24,6 +24,7 @@ class GateRow:
         least_cosine: smallest one allowed.
         output: name of the output.
         size: height and width of the images where they are not the model's own.
+        runtime: that ran the file, and its precision if that is not the file's.
     """
 
     batch: int
@@ -37,6 +38,7 @@ class GateRow:
     least_cosine: float = -math.inf
     output: str = "logits"
     size: tuple[int, int] | None = None
+    runtime: str = "ONNX Runtime"
 
     @property
     def passed(self) -> bool:
@@ -46,7 +48,12 @@ class GateRow:
 
 
 def print_rows(rows: Sequence[GateRow]) -> None:
-    """Print the gate's table."""
+    """Print the gate's table of each runtime."""
+    for runtime in dict.fromkeys(row.runtime for row in rows):
+        _print_table(runtime, [row for row in rows if row.runtime == runtime])
+
+
+def _print_table(runtime: str, rows: Sequence[GateRow]) -> None:
     columns = ["batch", "max error", "unoptimised", "bound", "argmax agreed", "rows excluded"]
     several, angles = len({r.output for r in rows}) > 1, any(r.least_cosine > -math.inf for r in rows)
     cells = []
@@ -57,7 +64,7 @@ def print_rows(rows: Sequence[GateRow]) -> None:
             line[0] = f"{r.batch} of {r.size[0]}×{r.size[1]}"
         cells.append([*([r.output] if several else []), *line, r.excluded, *([f"{r.cosine:.6f}"] if angles else [])])
     columns = [*(["output"] if several else []), *columns, *(["least cosine"] if angles else [])]
-    console.table("ONNX Runtime against PyTorch in fp32", columns, cells, left=(0,) if several else ())
+    console.table(f"{runtime} against PyTorch in fp32", columns, cells, left=(0,) if several else ())
 
 
 def check_rows(rows: Sequence[GateRow]) -> None:
@@ -70,6 +77,8 @@ def check_rows(rows: Sequence[GateRow]) -> None:
         place = f"batch {row.batch}" if row.output == "logits" else f"`{row.output}` at batch {row.batch}"
         if row.size is not None:
             place += f" of {row.size[0]}×{row.size[1]} pixels"
+        if row.runtime != GateRow.runtime:
+            place += f" in {row.runtime}"
         worst = max(row.error, row.error_plain, key=lambda e: (e != e, e))
         if not worst <= row.bound:
             raise VerificationError(f"{place}: max error {worst:.1e} is above the bound {row.bound:.1e}")

@@ -35,6 +35,7 @@ def verify_values(
     threads: int | None = None,
     names: Sequence[str] = ("logits",),
     limits: Limits = LIMITS["fp32"],
+    temperature: float = 1.0,
     sessions: Sessions | None = None,
 ) -> tuple[list[GateRow], list[str]]:
     """Run the file with graph optimisations on and off, and compare with torch in fp32 on the CPU.
@@ -45,8 +46,9 @@ def verify_values(
         images: (N, C, H, W) fp32, at least ``sum(batches)``, all different.
         batches: sizes to run, each on the next images.
         threads: CPU threads.
-        names: of the outputs; ``probabilities`` are the softmax of the model's first output.
+        names: of the outputs; ``probabilities`` are the softmax of the model's first output by the temperature.
         limits: bounds of the file's precision.
+        temperature: of the card.
         sessions: opens the file, by default in ONNX Runtime, with optimisations on and off.
 
     Returns:
@@ -62,7 +64,7 @@ def verify_values(
         for batch in batches:
             part = images[start : start + batch]
             start += batch
-            expected = reference_outputs(model, part, names)
+            expected = reference_outputs(model, part, names, temperature)
             results = [run_session(session, part, names) for session in opened]
             first.append(expected[names[0]])
             rows += [compare(expected[name], [r[name] for r in results], limits, name) for name in names]
@@ -103,12 +105,14 @@ def open_sessions(
             session.close()
 
 
-def reference_outputs(model: nn.Module, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+def reference_outputs(
+    model: nn.Module, images: Tensor, names: Sequence[str], temperature: float = 1.0
+) -> dict[str, Tensor]:
     """Return torch's outputs in fp32 on the CPU, under the file's names."""
     with torch.inference_mode():
         result = model.eval()(images)
     values = result if isinstance(result, tuple) else (result,)
-    return {n: v.softmax(-1) if n == "probabilities" else v for n, v in zip(names, values, strict=True)}
+    return {n: (v / temperature).softmax(-1) if n == "probabilities" else v for n, v in zip(names, values, strict=True)}
 
 
 def run_session(session: Backend, images: Tensor, names: Sequence[str]) -> dict[str, Tensor]:

@@ -3,8 +3,9 @@
 import copy
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
@@ -56,9 +57,14 @@ def output_names(output: str, *, softmax: bool) -> tuple[str, ...]:
     return {"logits": (first,), "features": ("features",), "both": (first, "features")}[output]
 
 
-def append_softmax(proto: onnx.ModelProto) -> None:
-    """Turn the output ``logits`` into ``probabilities``, in place."""
-    graph = proto.graph
+def append_softmax(proto: onnx.ModelProto, temperature: float = 1.0) -> None:
+    """Turn the output ``logits`` into ``probabilities``, softmax(logits / temperature), in place."""
+    graph, read = proto.graph, "logits"
     (value,) = [v for v in graph.output if v.name == "logits"]
     value.name = "probabilities"
-    graph.node.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1, name="softmax_of_logits"))
+    if temperature != 1:
+        kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        graph.initializer.append(numpy_helper.from_array(np.array(1 / temperature, kind), "inverse_temperature"))
+        read = "logits_by_temperature"
+        graph.node.append(helper.make_node("Mul", ["logits", "inverse_temperature"], [read], name=read))
+    graph.node.append(helper.make_node("Softmax", [read], ["probabilities"], axis=-1, name="softmax_of_logits"))

@@ -89,8 +89,9 @@ def odd_sizes(spec: InputSpec, sizes: Sizes) -> tuple[tuple[int, int], ...]:
 def guard_sizes(proto: onnx.ModelProto, sizes: Sizes) -> None:
     """Make a graph fail at sizes that the model does not accept, in place.
 
-    Two numbers, the sides, are reshaped to (2 + r,), where r counts the pixels that are too many or too few; the images
-    then take the shape that they have, from what came of it.
+    Two numbers, the sides, are reshaped to (2 + r, 1 + r), where r counts the pixels that are too many or too few; the
+    images then take the shape that they have, from what came of it. OpenVINO drops a Reshape of one axis to one axis,
+    and ONNX Runtime takes one unknown side of a concatenated shape for whatever fits.
     """
     if sizes.free:
         return
@@ -102,7 +103,7 @@ def guard_sizes(proto: onnx.ModelProto, sizes: Sizes) -> None:
         return f"size_{key}"
 
     step, least = constant("step", list(sizes.step)), constant("least", list(sizes.least))
-    none, two = constant("none", [0]), constant("two", [2])
+    none, two = constant("none", [0]), constant("two", [2, 1])
     images = graph.input[0].name
     nodes = [
         helper.make_node("Shape", [images], ["size_sides"], start=2, end=4),
@@ -116,8 +117,9 @@ def guard_sizes(proto: onnx.ModelProto, sizes: Sizes) -> None:
         helper.make_node("Add", ["size_fault", two], ["size_count"]),
         helper.make_node("Reshape", ["size_sides", "size_count"], ["size_checked"], name=name),
         # zero, added to the whole shape: so it stays known that the images have four axes
-        helper.make_node("Sub", ["size_checked", "size_sides"], ["size_change"]),
-        helper.make_node("ReduceSum", ["size_change"], ["size_nothing"], keepdims=1),
+        helper.make_node("ReduceSum", ["size_checked"], ["size_total"], keepdims=0),
+        helper.make_node("ReduceSum", ["size_sides"], ["size_sum"], keepdims=1),
+        helper.make_node("Sub", ["size_total", "size_sum"], ["size_nothing"]),
         helper.make_node("Shape", [images], ["size_before"]),
         helper.make_node("Add", ["size_before", "size_nothing"], ["size_shape"]),
         helper.make_node("Reshape", [images, "size_shape"], ["size_images"], name="images_of_a_checked_size"),

@@ -109,7 +109,7 @@ def build(
             bias_products(proto)
     del graph
     if spec.softmax:
-        append_softmax(proto)
+        append_softmax(proto, card.temperature)
     proto.ir_version = spec.ir_version
     if spec.dtype == "fp8":
         console.stage("quantising the wide products to fp8")

@@ -5,8 +5,19 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from vtk.errors import UsageError
+from vtk.evaluation.config import check_risk
 from vtk.options import Config, Option
-from vtk.options.shared import Int8, MaxDrop, Out, Overwrite, ProfileSizes, Softmax, SourceOptions
+from vtk.options.shared import (
+    AutoThreshold,
+    Int8,
+    MaxDrop,
+    Out,
+    Overwrite,
+    ProfileSizes,
+    Risk,
+    Softmax,
+    SourceOptions,
+)
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.options import IrVersion, PrecisionConfig
 from vtk_export.targets import FP8_CAPS, OLD, check_caps, check_fp8_target
@@ -30,11 +41,18 @@ class OnnxConfig(PrecisionConfig):
     ] = False
     ir_version: IrVersion = None
     softmax: Softmax = False
+    threshold: AutoThreshold = None
+    risk: Risk = None
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"
     input_name: InputName = ()
     output_name: OutputName = ()
+    verify_with: Annotated[
+        tuple[str, ...],
+        Option("also verify with: openvino (in fp32, and bf16 where the processor has it)", "verification",
+               among=("openvino",), unique=True),
+    ] = ()  # fmt: skip
     profile: ProfileSizes = ()
     overwrite: Overwrite = False
 
@@ -48,6 +66,9 @@ class OnnxConfig(PrecisionConfig):
             raise UsageError("`--keep-io-types` is for --dtype fp16 or bf16; an fp32 file has fp32 inputs and outputs")
         if self.int8 and self.dtype != "fp32":
             raise UsageError(f"`--int8` leaves the rest in fp32, which --dtype {self.dtype} contradicts; leave one out")
+        if self.verify_with and self.dtype != "fp32":
+            raise UsageError(f"`--verify-with` openvino runs fp32 and int8 files and rounds to bf16 itself; --dtype "
+                             f"{self.dtype} contradicts that: leave one out")  # fmt: skip
         if self.int8 == "static" and self.data is None:
             raise UsageError("`--int8 static` measures the activations' ranges on images; give --data FOLDER")
         if self.max_drop is not None and self.int8 != "static":
@@ -61,6 +82,11 @@ class OnnxConfig(PrecisionConfig):
                 "`--with-preproc` resizes images to the model's size, which --dynamic-size leaves open; leave one out"
             )
         self._check_target()
+        check_risk(self.threshold, self.risk)
+        if self.threshold and self.output == "features":
+            raise UsageError(
+                "`--threshold` applies to logits, which `--output features` lacks; give --output both or logits"
+            )
         self.names  # noqa: B018 - refuses what the file does not have
         if self.softmax and self.output == "features":
             raise UsageError(
@@ -110,7 +136,7 @@ class OnnxConfig(PrecisionConfig):
         outputs = {"logits": (first,), "features": ("features",), "both": (first, "features")}[self.output]
         image = "images" if self.with_preproc else "pixel_values"
         names = parse_names(self.input_name, self.output_name, image=image, answer=outputs[0])
-        return check_names(names, (image,), outputs)
+        return check_names(names, (image,), (*outputs, *(("unknown",) if self.threshold else ())))
 
     @property
     def ir(self) -> int:
@@ -132,7 +158,7 @@ class OnnxConfig(PrecisionConfig):
         """How the file is run and judged."""
         return GateSpec(
             threads=self.threads, seed=self.seed, images=self.images, calibration_images=self.calibration_images,
-            unverified=self.unverified,
+            unverified=self.unverified, verify_with=self.verify_with,
         )  # fmt: skip
 
 

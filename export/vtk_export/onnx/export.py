@@ -15,6 +15,7 @@ from torch import nn
 from vtk import console
 from vtk.card import Card
 from vtk.errors import UsageError
+from vtk.evaluation.abstention import with_threshold
 from vtk.files import write_text
 from vtk.options import expect
 from vtk.packages import require
@@ -34,6 +35,7 @@ from vtk_export.onnx.build import File, build
 from vtk_export.onnx.config import OnnxConfig
 from vtk_export.onnx.gate import write_verified
 from vtk_export.onnx.preproc_gate import add_preproc, gate_preproc
+from vtk_export.onnx.unknown_gate import add_unknown, gate_unknown
 from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README, onnx_page
 from vtk_export.targets import describe_oldest, oldest, parse_target
@@ -125,7 +127,7 @@ def export_onnx(
         UnavailableError: the file's precision cannot run here, and ``unverified`` is False.
     """
     expect(config, OnnxConfig, "export_onnx")
-    require("onnxscript", "onnxruntime")
+    require("onnxscript", "onnxruntime", *config.verify_with)
     source = open_with_notes(source, **opening)
     if source.kind == "onnx":
         raise UsageError(f"{source.path} is already an ONNX file; give the pack it was exported from")
@@ -137,7 +139,8 @@ def export_onnx(
     ):
         inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed,
                              static_batch=config.static_batch)  # fmt: skip
-        card = inputs.card
+        card = with_threshold(inputs.card, config.threshold, config.risk, source.name)
+        inputs = dataclasses.replace(inputs, card=card)
         if config.with_preproc:
             check_preproc(card.input)
 
@@ -164,6 +167,12 @@ def export_onnx(
             drift = drift or gate_preproc(file, inputs, spec, options)
         if other is not None:
             shutil.rmtree(folder / FILLED)
+        if card.threshold is not None:
+            console.stage("appending the output `unknown`")
+            file = add_unknown(file, card, folder, spec.names)
+            gate_unknown(file, inputs, options)
+            if spec.for_tensorrt and spec.runtime is not None:
+                check(load(file.path), spec.runtime)
         _write_readme(file, card, config, folder)
         size = sum(entry.stat().st_size for entry in folder.glob("model.onnx*"))
         move(folder, config.out, command=_COMMAND)

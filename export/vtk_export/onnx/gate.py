@@ -17,6 +17,7 @@ from vtk_export.gate.images import GateInputs, card_images, judged_images
 from vtk_export.gate.judge import check_judgement, judge
 from vtk_export.gate.limits import LIMITS, Limits, with_budget
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
+from vtk_export.gate.openvino_sessions import limits_in, opener, precisions
 from vtk_export.gate.verify import (
     GateRow,
     Sessions,
@@ -95,9 +96,10 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     try:
         rows, remarks = verify_values(
             file.path, file.model, inputs.images, batches=inputs.batches, threads=options.threads, names=file.names,
-            limits=limits,
+            limits=limits, temperature=card.temperature,
         )  # fmt: skip
         rows += _other_rows(file, inputs, spec, options, limits)
+        rows += _openvino_rows(file, inputs, options)
     except UnavailableError as error:
         if not options.unverified:
             raise
@@ -119,12 +121,26 @@ def gate(file: File, inputs: GateInputs, spec: GraphSpec, options: GateSpec, *, 
     chosen = judged_images(inputs.given, file.facts, spec.max_drop)
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(card))
     console.stage(f"measuring top-1 agreement on {len(photographs.paths)} images")
-    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads)
+    judgement = judge(file.path, file.model, photographs, size, names=file.names, threads=options.threads,
+                      temperature=card.temperature)  # fmt: skip
     console.say(judgement.describe())
     if file.facts.fp8:  # one image more or less is not passed over
         check_agreement(round(judgement.agreement * judgement.count), judgement.count, judgement.what, "--dtype fp16")
     check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(file, judgement=judgement)
+
+
+def _openvino_rows(file: File, inputs: GateInputs, options: GateSpec) -> list[GateRow]:
+    """Return the rows of OpenVINO in the precisions that it has here, where they are asked for."""
+    found: list[GateRow] = []
+    for precision in precisions() if "openvino" in options.verify_with else ():
+        console.stage(f"comparing the file in OpenVINO in {precision}")
+        rows, _ = verify_values(
+            file.path, file.model, inputs.images, batches=inputs.batches, names=file.names,
+            limits=limits_in(file.facts.kind, precision), sessions=opener(file.path, precision, options.threads),
+        )  # fmt: skip
+        found += [dataclasses.replace(row, runtime=f"OpenVINO, {precision}") for row in rows]
+    return found
 
 
 def _with_neighbours(
@@ -170,7 +186,7 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), threads=options.threads,
-                                 names=file.names, limits=limits)  # fmt: skip
+                                 names=file.names, limits=limits, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
         check_odd_sizes(file, card.input, spec, options)

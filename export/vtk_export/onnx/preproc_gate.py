@@ -18,6 +18,7 @@ from vtk.runtime.photographs import Photographs
 from vtk_export.gate.drift import COUNT, DRAWN, Drift, compare_outputs, drawn_images
 from vtk_export.gate.images import GateInputs
 from vtk_export.gate.limits import LEAST_COSINE, LIMITS, Limits
+from vtk_export.gate.openvino_sessions import limits_in, opener, precisions
 from vtk_export.gate.structure import verify_structure
 from vtk_export.gate.verify import Sessions, open_sessions, reference_outputs
 from vtk_export.graph.precision import ONNX_NAMES
@@ -57,6 +58,10 @@ def gate_preproc(file: File, inputs: GateInputs, spec: GraphSpec, options: GateS
         return None
     drift = measure_drift(file, card, inputs.given, options)
     check_drift(drift, LIMITS[file.facts.kind])
+    for precision in precisions() if "openvino" in options.verify_with else ():
+        console.say(f"in OpenVINO in {precision}:")
+        sessions = opener(file.path, precision, options.threads)
+        check_drift(measure_drift(file, card, inputs.given, options, sessions), limits_in(file.facts.kind, precision))
     return drift
 
 
@@ -90,7 +95,7 @@ def measure_drift(
             except DataError as fault:
                 console.warn(f"skipped: {unreadable(path, fault.__cause__ or fault)}")
                 continue
-            expected.append(reference_outputs(file.model, inputs, file.names)[name])
+            expected.append(reference_outputs(file.model, inputs, file.names, card.temperature)[name])
             got.append(_run(session, image, name))
     if not got:
         raise DataError(f"`--data` {given.judging.what if given else DRAWN}: no image could be read; give others")

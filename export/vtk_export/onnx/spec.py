@@ -66,6 +66,7 @@ class GateSpec:
         images: of ``--data`` that judge a file of reduced precision, at most.
         calibration_images: of ``--data`` that calibrate one, at most.
         unverified: keep a file that nothing here can run.
+        verify_with: back-ends that verify it besides ONNX Runtime's.
     """
 
     threads: int | None = None
@@ -73,3 +74,4 @@ class GateSpec:
     images: int = 256
     calibration_images: int = 128
     unverified: bool = False
+    verify_with: tuple[str, ...] = ()

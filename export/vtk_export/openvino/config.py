@@ -6,12 +6,14 @@ from typing import Annotated, Literal
 from vtk.errors import UsageError
 from vtk.options import Option
 from vtk.options.shared import (
+    AutoThreshold,
     CalibrationImages,
     JudgeImages,
     MaxDrop,
     Out,
     Overwrite,
     ProfileSizes,
+    Risk,
     Softmax,
     SourceOptions,
     StaticBatch,
@@ -49,6 +51,8 @@ class OpenvinoConfig(ExportConfig):
         bool, Option("preprocessing in the model; the input is uint8 RGB of any size", often=True)
     ] = False
     softmax: Softmax = False
+    threshold: AutoThreshold = None
+    risk: Risk = None
     output: Annotated[
         Literal["logits", "features", "both"], Option("features: the classifier's input, (batch, channels)")
     ] = "logits"

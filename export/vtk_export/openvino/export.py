@@ -12,6 +12,7 @@ from torch import nn
 
 from vtk import console
 from vtk.errors import UsageError
+from vtk.evaluation.abstention import with_threshold
 from vtk.files import write_text
 from vtk.formats import write_json
 from vtk.options import expect
@@ -21,10 +22,13 @@ from vtk.runtime.opening import open_with_notes
 from vtk.runtime.openvino_runtime import check_precision, default_precision
 from vtk.runtime.source import Opening
 from vtk_export.gate.images import GateInputs, gate_inputs
+from vtk_export.gate.openvino_sessions import opener
 from vtk_export.gate.zero_head import FILLED, fill_zero_head, say_zero_head
+from vtk_export.graph.unknown import UNKNOWN
 from vtk_export.onnx.build import File, build
 from vtk_export.onnx.spec import GateSpec, GraphSpec
-from vtk_export.openvino import ir, preproc
+from vtk_export.onnx.unknown_gate import gate_unknown
+from vtk_export.openvino import ir, preproc, unknown
 from vtk_export.openvino.config import OpenvinoConfig
 from vtk_export.openvino.gate import Verified, check_zeros, verify, verify_preproc, verify_structure
 from vtk_export.openvino.readme import MARKS, page
@@ -113,6 +117,8 @@ def export_openvino(
     ):
         inputs = gate_inputs(source, data=config.data, split=config.split, seed=config.seed,
                              static_batch=config.static_batch)  # fmt: skip
+        card = with_threshold(inputs.card, config.threshold, config.risk, source.name)
+        inputs = dataclasses.replace(inputs, card=card)
         if config.with_preproc:
             preproc.check(inputs.card.input)
         console.stage(f"loading {source.name}")
@@ -129,6 +135,8 @@ def export_openvino(
             _, verified = export.run(filled, folder / FILLED)
             shutil.rmtree(folder / FILLED)
             file = export.zeros(model, folder)
+        if card.threshold is not None:
+            file = export.add_unknown(file)
         write_json(folder / "model.json", json.loads(inputs.card.to_json()))
         text = page(inputs.card, file.facts, names=file.names, precision=precision, batch=config.static_batch,
                     sizes=file.sizes)  # fmt: skip
@@ -183,6 +191,20 @@ class _Export:
         file = dataclasses.replace(file, path=path, facts=facts)
         verify_structure(file, self.inputs.card, self.spec)
         return file, converted
+
+    def add_unknown(self, file: File) -> File:
+        """Write a file again with the output ``unknown``, and verify that."""
+        console.stage("appending the output `unknown`")
+        card, facts = self.inputs.card, dataclasses.replace(file.facts, names=dict(self.spec.names))
+        model = ir.read(file.path)
+        answer = next(name for name in file.names if name != "features")
+        unknown.append(model, card, answer=facts.name(answer), name=facts.name(UNKNOWN))
+        path, names = ir.write(model, card, file.path.parent, facts), (*file.names, UNKNOWN)
+        file = dataclasses.replace(file, path=path, facts=facts, names=names)
+        for precision in dict.fromkeys(("fp32", self.precision)):
+            sessions = opener(path, precision, self.options.threads)
+            gate_unknown(file, self.inputs, self.options, sessions, exact=precision == "fp32")
+        return file
 
     def add_preproc(self, file: File, converted: "Model") -> File:
         """Write a file again with the preprocessing in it."""

@@ -1,10 +1,8 @@
 """Verifies a written OpenVINO model against torch: structure, and values in each precision of this processor."""
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -12,15 +10,15 @@ from vtk import console
 from vtk.card import Card
 from vtk.data.decoding.decode import pixel_limit
 from vtk.errors import DataError, VerificationError
-from vtk.runtime.backends.base import Backend, load_backend
 from vtk.runtime.ir_graph import Value
 from vtk.runtime.openvino_file import load_graph, open_openvino
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.drift import Drift
 from vtk_export.gate.images import GateInputs, card_images, judged_images
 from vtk_export.gate.judge import Judgement, check_judgement, judge
-from vtk_export.gate.limits import LIMITS, Limits, with_budget
+from vtk_export.gate.limits import Limits, with_budget
 from vtk_export.gate.neighbours import Dependence, black_image, check_dependence, measure, rounding
+from vtk_export.gate.openvino_sessions import limits_in, opener
 from vtk_export.gate.verify import GateRow, Sessions, check_rows, run_session, verify_values
 from vtk_export.graph.sizes import other_sizes
 from vtk_export.onnx.build import File
@@ -50,29 +48,7 @@ class Verified:
 
 def limits_of(file: File, precision: str) -> Limits:
     """Return the bounds of a file's outputs in a precision."""
-    return LIMITS["bf16" if precision == "bf16" and file.facts.kind != "int8" else file.facts.kind]
-
-
-def opener(path: Path, precision: str, threads: int | None) -> Sessions:
-    """Return what opens a file in a precision, compiled afresh: what was kept is not what was written.
-
-    Raises:
-        VerificationError: on opening, OpenVINO refuses the file.
-    """
-
-    @contextlib.contextmanager
-    def opened() -> Iterator[Sequence[Backend]]:
-        try:
-            source = open_openvino(path)
-            session = load_backend("openvino", source, dtype=precision, threads=threads, raw=True, cache=False)
-        except DataError as error:
-            raise VerificationError(str(error)) from error
-        try:
-            yield (session,)
-        finally:
-            session.close()
-
-    return opened
+    return limits_in(file.facts.kind, precision)
 
 
 def verify_structure(file: File, card: Card, spec: GraphSpec) -> None:
@@ -119,8 +95,9 @@ def verify(
     limits, sessions = limits_of(file, precision), opener(file.path, precision, options.threads)
     console.stage(f"comparing the file in {precision} with PyTorch at {len(inputs.batches)} batch sizes")
     rows, remarks = verify_values(
-        file.path, file.model, inputs.images, batches=inputs.batches, names=file.names, limits=limits, sessions=sessions
-    )
+        file.path, file.model, inputs.images, batches=inputs.batches, names=file.names, limits=limits,
+        sessions=sessions, temperature=inputs.card.temperature,
+    )  # fmt: skip
     rows += _other_rows(file, inputs, spec, options, limits, sessions)
     if show or not all(row.passed for row in rows):
         print_rows(rows, precision)
@@ -147,7 +124,7 @@ def verify(
     photographs = Photographs(chosen, options.images, max_pixels=pixel_limit(inputs.card))
     console.stage(f"measuring top-1 agreement in {precision} on {len(photographs.paths)} images")
     judgement = judge(file.path, file.model, photographs, inputs.card.input, names=file.names, threads=options.threads,
-                      sessions=sessions)  # fmt: skip
+                      sessions=sessions, temperature=inputs.card.temperature)  # fmt: skip
     console.say(f"{precision}: {judgement.describe()}")
     check_judgement(judgement, with_budget(limits, spec.max_drop))
     return dataclasses.replace(result, judgement=judgement)
@@ -202,7 +179,7 @@ def _other_rows(
         other = dataclasses.replace(card, input=dataclasses.replace(card.input, height=height, width=width))
         images, _ = card_images(other, count, inputs.given, seed=options.seed)
         found, _ = verify_values(file.path, file.model, images, batches=(count,), names=file.names, limits=limits,
-                                 sessions=sessions)  # fmt: skip
+                                 sessions=sessions, temperature=card.temperature)  # fmt: skip
         rows += [dataclasses.replace(row, size=(height, width)) for row in found]
     if file.sizes is not None:
         check_odd_sizes(file, card.input, spec, options, sessions)

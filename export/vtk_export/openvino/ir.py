@@ -13,6 +13,7 @@ from vtk.runtime import export_facts
 from vtk.runtime.export_facts import Facts
 from vtk.runtime.ir_graph import parse_ir
 from vtk.runtime.openvino_file import CARD, EXPORT, GRAPH_DIGEST, WEIGHTS_DIGEST
+from vtk.runtime.openvino_resize import antialias
 from vtk.runtime.weight_digests import file_digest
 from vtk.text import printable
 
@@ -51,8 +52,18 @@ def convert(path: Path) -> "Model":
     for name in _FOREIGN:
         if name in info:
             del info[name]
+    antialias(model)
     model.friendly_name = "model"
     return model
+
+
+def read(path: Path) -> "Model":
+    """Read a written model whose files may then be written again: its weights are in memory, not mapped."""
+    import openvino
+
+    core = openvino.Core()
+    core.set_property({"ENABLE_MMAP": False})
+    return core.read_model(str(path))
 
 
 def describe(model: "Model", card: Card, facts: Facts) -> None:

@@ -1,5 +1,6 @@
 """Writes the README.md of a folder with an OpenVINO model, and how the files of such a folder are recognised."""
 
+import json
 from collections.abc import Sequence
 
 from vtk.card import Card
@@ -64,10 +65,13 @@ def page(
 
 def code(card: Card, facts: Facts, *, names: Sequence[str], precision: str, batch: int | None) -> str:
     """Return the code block that compiles the model and defines ``classify``; arguments are those of `page`."""
+    # or activations that meet int8 weights alone would be rounded to int8 as they come
+    rounds = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if facts.int8 else {}
+    settings = json.dumps({"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY", **rounds})
     first = (
         "import json\n\nimport openvino\n\n"
         "core = openvino.Core()\n"
-        f'settings = {{"INFERENCE_PRECISION_HINT": "{HINTS[precision]}", "PERFORMANCE_HINT": "LATENCY"}}\n'
+        f"settings = {settings}\n"
         'model = core.compile_model("model.xml", "CPU", settings)\n'
         'with open("model.json", encoding="utf-8") as card:\n    classes = json.load(card)["classes"]'
     )

@@ -34,7 +34,7 @@ from vtk_export.tasks.gate import (
     verify_gathered,
 )
 from vtk_export.tasks.gathered_vit import GatheredViT
-from vtk_export.tasks.index import SESSION_OPTIONS
+from vtk_export.tasks.index import SESSION_OPTIONS, temperature_entry
 from vtk_export.tasks.members import Loader, Member, twin
 from vtk_export.tasks.readme import tasks_page
 from vtk_export.tasks.weight_pool import LEAST, Pool, digest
@@ -258,6 +258,7 @@ class Build:
                 "in_chans": m.card.input.in_chans,
                 "height": m.card.input.height,
                 "width": m.card.input.width,
+                **temperature_entry(m.card),
             }
             for i, m in enumerate(self.members)
         }

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from vtk.card import Card
 from vtk.errors import DataError
 from vtk.formats import read_json, write_json
 from vtk.marks import Recognise, any_of, begins, json_with, png, safetensors_with
@@ -28,6 +29,11 @@ COMMAND = "vtk export tasks"
 _LISTED = json_with("format", "files")
 _DATA = re.compile(r".*-([0-9a-f]{12})\.data")
 _KNOWN = (".onnx", ".json", ".data", ".png", SUFFIX, f"{SERVED}.py", README)
+
+
+def temperature_entry(card: Card) -> dict[str, float]:
+    """Return what an index says of a task's temperature: nothing where its probabilities are not calibrated."""
+    return {} if card.temperature == 1 else {"temperature": card.temperature}
 
 
 def _is_data(path: Path) -> bool:

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.errors import UsageError
+from vtk.evaluation.config import check_risk
 from vtk.options import Config, Option
 from vtk.options.shared import (
+    AutoThreshold,
     Base,
     CalibrationImages,
     Fuse,
@@ -18,6 +20,7 @@ from vtk.options.shared import (
     Opset,
     Pretrained,
     ProfileSizes,
+    Risk,
     Seed,
     Softmax,
     Split,
@@ -85,6 +88,8 @@ class TritonConfig(Config):
         Option("--with-preproc in a separate step, not in the graph (default: where needed)", "format"),
     ] = None
     softmax: Softmax = False
+    threshold: AutoThreshold = None
+    risk: Risk = None
     engine: Annotated[
         Path | None, Option("tensorrt: folder of `vtk export tensorrt` with an engine for the server's GPU")
     ] = None
@@ -225,6 +230,7 @@ class TritonCommand(TritonConfig):
         if self.ensemble is not None and not self.with_preproc:
             flag = "--ensemble" if self.ensemble else "--no-ensemble"
             raise UsageError(f"`{flag}` chooses where --with-preproc runs; add --with-preproc, or leave it out")
+        check_risk(self.threshold, self.risk)
         check_backend(self)
         check_target(self)
         check_batches(self)

@@ -78,6 +78,8 @@ def check_backend(config: "TritonCommand") -> None:
     if config.static_batch is not None and config.with_preproc and not in_graph:
         raise UsageError("`--static-batch` fixes the size of a call, and an ensemble takes requests of any size; leave "
                          "it out, or give --no-ensemble")  # fmt: skip
+    if config.server not in ("onnxruntime", "openvino") or config.form == "factors":
+        why["--threshold"] = config.threshold and "its graph has no such output, and clients can compare the scores"
     if config.server == "vtk" or (config.server == "python" and config.several):
         why |= {
             "--no-pretrained": not config.pretrained and _PACKS, "--num-classes": config.num_classes and _PACKS,

@@ -16,7 +16,7 @@ from vtk.packs.cards import read_card
 from vtk.runtime.opening import open_source
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
-from vtk_export.tasks.index import LAYOUT
+from vtk_export.tasks.index import LAYOUT, temperature_entry
 from vtk_export.tensor_names import check_names
 from vtk_export.triton.bank_packs import INDEX, PACKS, PARTS
 from vtk_export.triton.constant_factors import write_constant
@@ -119,7 +119,8 @@ def _write_packs(draft: Draft, packs: Mapping[str, Path], layout: Mapping[str, A
         for part in PARTS:
             (link_file if kept else shutil.copyfile)(pack / part, draft.at / PACKS / name / part)
         task = layout["tasks"][name]
-        entries[name] = {"pack": f"{PACKS}/{name}", "file": task["file"], "digest": task["sha256"][:16]}
+        entries[name] = {"pack": f"{PACKS}/{name}", "file": task["file"], "digest": task["sha256"][:16],
+                         **temperature_entry(read_card(pack))}  # fmt: skip
     write_json(draft.at / INDEX, {"format": 1, "layout": layout["layout"], "tasks": entries})
 
 

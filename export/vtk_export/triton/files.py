@@ -11,6 +11,7 @@ from vtk.card import Card
 from vtk.data import decoding
 from vtk.formats import write_json
 from vtk_export.readme import README
+from vtk_export.tasks.index import temperature_entry
 from vtk_export.triton.pbtxt import CONFIG, LABELS, WARMUP_TASK, names_in, write_text
 from vtk_export.triton.publish import DECODING, forbid_bytecode
 from vtk_export.triton.readme import describe, model_page
@@ -115,7 +116,7 @@ def write_model_files(folder: Path, config: Any, cards: Mapping[str, Card], outp
 
 def _task(card: Card) -> dict[str, Any]:
     several = {"multi_label": True} if card.multi_label else {}
-    return {"input": card.input.to_dict(), "classes": list(card.classes), **several}
+    return {"input": card.input.to_dict(), "classes": list(card.classes), **several, **temperature_entry(card)}
 
 
 def label_lines(classes: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from vtk import console
+from vtk.evaluation.abstention import with_threshold
 from vtk.runtime.weight_digests import content_digest
 from vtk_export.onnx.config import derive
 from vtk_export.onnx.export import export_onnx
@@ -45,7 +46,8 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
     message = build(order.name, config, inputs, outputs, batched=batched, parameters=threads, warm=warm,
                     part_of=order.part_of, digest=digest, names=options.names)  # fmt: skip
     code = take_latency(order, draft.at / "model.onnx", source, found)
-    return ModelContent(message, {task: source.card}, inputs, outputs, served, found, code)
+    card = with_threshold(source.card, config.threshold, config.risk, source.name)
+    return ModelContent(message, {task: card}, inputs, outputs, served, found, code)
 
 
 def fill_engine(draft: Draft, order: Order) -> ModelContent:

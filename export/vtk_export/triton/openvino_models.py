@@ -9,12 +9,15 @@ from typing import Any
 
 from vtk import console
 from vtk.card import Card
+from vtk.evaluation.abstention import with_threshold
 from vtk.formats import write_json
 from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import file_digest
+from vtk_export.graph.unknown import UNKNOWN
 from vtk_export.openvino.config import OpenvinoConfig
 from vtk_export.openvino.export import OpenvinoResult, export_openvino
 from vtk_export.readme import README
+from vtk_export.tasks.index import temperature_entry
 from vtk_export.tensor_names import check_names
 from vtk_export.triton.config import TritonCommand
 from vtk_export.triton.files import write_code
@@ -54,6 +57,7 @@ def fill_openvino(draft: Draft, order: Order) -> ModelContent:
         entries[name] = {
             "number": len(entries), "file": f"{folder.name}/{FILE}", "card": f"{folder.name}/model.json",
             "classes": list(source.card.classes), "in_chans": spec.in_chans, "height": spec.height, "width": spec.width,
+            **temperature_entry(source.card),
         }  # fmt: skip
     files = sorted(path for path in draft.at.rglob("model.*") if path.suffix in (".xml", ".bin"))
     digests = {path.relative_to(draft.at).as_posix(): file_digest(path) for path in files}
@@ -76,17 +80,20 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
     config = order.config
     (task,) = order.named
     source = say_notes(order.open(task))
-    named = {"input_name": config.input_name, "output_name": config.output_name}
+    named: dict[str, Any] = {"input_name": config.input_name, "output_name": config.output_name,
+                             "threshold": config.threshold, "risk": config.risk}  # fmt: skip
     result = _export(source, draft.at, config, order.folders.get(task), show=order.show, softmax=config.softmax,
                      with_preproc=order.in_graph, **named)  # fmt: skip
     (draft.at / README).unlink()
     spec, batch = source.card.input, config.static_batch or -1
     size: tuple[int, ...] = (-1, -1, 3) if order.in_graph else (spec.in_chans, *spec.size)
     image, answer = "images" if order.in_graph else "pixel_values", "probabilities" if config.softmax else "logits"
-    names = check_names(config.names, (image,), (answer,))
+    judged = (UNKNOWN,) if config.threshold else ()
+    names = check_names(config.names, (image,), (answer, *judged))
     kind = "TYPE_UINT8" if order.in_graph else "TYPE_FP32"
     inputs = [Slot(names.get(image, image), kind, (batch, *size))]
     outputs = [Slot(names.get(answer, answer), "TYPE_FP32", (batch, len(source.card.classes)))]
+    outputs += [Slot(names.get(name, name), "TYPE_BOOL", (batch,)) for name in judged]
     threads = {} if config.server_threads is None else {"INFERENCE_NUM_THREADS": str(config.server_threads)}
     bf16 = {"HINT_BF16": "YES"} if result.precision == "bf16" else {}
     parameters = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": str(config.instances), **threads, **bf16}
@@ -96,7 +103,8 @@ def fill_graph(draft: Draft, order: Order) -> ModelContent:
     write_json(draft.folder / MODEL_SERVER, model_server_config(order.name, config, result.precision))
     console.warn(f"{order.name}: the file was run with OpenVINO in Python; the configs for the server's OpenVINO "
                  "back-end and for OpenVINO Model Server were not run")  # fmt: skip
-    return ModelContent(message, {task: source.card}, inputs, outputs, Server(serve_openvino(config.runtime).release),
+    card = with_threshold(source.card, config.threshold, config.risk, source.name)
+    return ModelContent(message, {task: card}, inputs, outputs, Server(serve_openvino(config.runtime).release),
                         {"openvino": {task: _results(result)}})  # fmt: skip
 
 

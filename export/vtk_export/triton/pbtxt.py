@@ -36,7 +36,7 @@ USUAL = 8
 
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "BFLOAT16": "TYPE_BF16", "UINT8": "TYPE_UINT8",
          "INT32": "TYPE_INT32", "INT8": "TYPE_INT8", "UINT16": "TYPE_UINT16", "INT16": "TYPE_INT16",
-         "UINT32": "TYPE_UINT32", "DOUBLE": "TYPE_FP64"}  # fmt: skip
+         "UINT32": "TYPE_UINT32", "DOUBLE": "TYPE_FP64", "BOOL": "TYPE_BOOL"}  # fmt: skip
 """ONNX's names of types to the server's."""
 
 CLASSIFIED = frozenset({"TYPE_FP32", "TYPE_FP64", *(f"TYPE_{u}INT{n}" for u in ("", "U") for n in (8, 16, 32, 64))})

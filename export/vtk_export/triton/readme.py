@@ -68,7 +68,7 @@ def model_page(about: Mapping[str, Any], cards: Mapping[str, Card], message: Any
         f"{_MODEL_SERVER.format(name=name) if message.backend == 'openvino' else ''}"
     ]
     for task, card in cards.items():
-        shown = tuple(o for o in outputs if o in ("logits", "probabilities", "features")) or ("logits",)
+        shown = tuple(o for o in outputs if o in ("logits", "probabilities", "features", "unknown")) or ("logits",)
         sections = card_sections(card, in_graph=source != "pixel_values", outputs=shown, called=called)
         if len(cards) > 1:
             sections = f"## Task {span(task)}\n\n" + re.sub("^## ", "### ", sections, flags=re.MULTILINE)

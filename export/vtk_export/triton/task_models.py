@@ -13,6 +13,7 @@ from vtk_export.onnx.config import derive
 from vtk_export.onnx.export import export_onnx
 from vtk_export.tasks.config import TasksConfig
 from vtk_export.tasks.export import export_tasks
+from vtk_export.tasks.index import temperature_entry
 from vtk_export.tensor_names import check_names
 from vtk_export.triton.bank_packs import has_base, write_packs
 from vtk_export.triton.config import TritonCommand
@@ -83,7 +84,8 @@ def _note_digests(version: Path) -> None:
 def _index_of_one(task: str, card: Card) -> dict[str, Any]:
     spec = card.input
     entry = {"number": 0, "file": "model.onnx", "card": "model.json", "classes": list(card.classes),
-             "in_chans": spec.in_chans, "height": spec.height, "width": spec.width}  # fmt: skip
+             "in_chans": spec.in_chans, "height": spec.height, "width": spec.width,
+             **temperature_entry(card)}  # fmt: skip
     return {"format": 1, "tasks": {task: entry}, "session_options": {}}
 
 

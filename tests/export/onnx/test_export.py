@@ -278,7 +278,7 @@ def test_eval_of_a_pack_on_onnx_runtime_agrees_with_torch(
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert (result["provider"], result["agreement"]) == ("CPUExecutionProvider", 1.0)
-    assert "exported for ONNX Runtime and verified" in printed.err
+    assert "exported to ONNX and verified" in printed.err
 
 
 def test_an_onnx_is_not_exported_again(exported: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

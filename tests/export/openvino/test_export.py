@@ -1,6 +1,7 @@
 """``vtk export openvino``: what it writes runs in plain OpenVINO as torch does, and nothing else is kept."""
 
 import contextlib
+import csv
 import dataclasses
 import io
 import json
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import timm
 import torch
 
-from tests.export.conftest import Packed, Run
+from tests.export.conftest import TIMM, Packed, Run
 from vtk.__main__ import main
 from vtk.data.loading.eval_pipeline import eval_transform, read_input
 from vtk.errors import UnavailableError, VerificationError
@@ -201,8 +203,8 @@ def test_every_form_gives_torchs_outputs_in_plain_openvino(case: str, calm: Pack
             pooled = net.forward_head(net.forward_features(images), pre_logits=True)
         np.testing.assert_allclose(outputs["features"], pooled, atol=0.02 if case == "both" else 1e-4)
     if case != "features":
-        rough = 0.05 if {"int8", "fp16"} & set(run.result["facts"].values()) or "int8" in case else 0.02
-        tolerance = rough if "raw" in case or "int8" in case or case == "both" else 1e-4
+        # fractions of the largest output: rounding, a level of some pixels or weights of 11 bits, and int8
+        tolerance = 0.1 if "int8" in case else 0.02 if case in ("raw images", "both") else 1e-4
         np.testing.assert_allclose(outputs[name], want, atol=tolerance * float(want.abs().max()))
 
 
@@ -212,12 +214,15 @@ def _open(photo: Path) -> Any:
     return Image.open(photo).convert("RGB")
 
 
+def small(**kwargs: Any) -> torch.nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", num_classes=5, **TIMM, **kwargs).eval()
+
+
 @pytest.mark.slow
 def test_a_dynamic_size_takes_what_the_model_takes(tmp_path: Path) -> None:
-    import timm
-
-    net = timm.create_model("test_vit", img_size=64, dynamic_img_size=True, num_classes=7).eval()
     from vtk_export import OpenvinoConfig, export_openvino
+
+    net = small(img_size=64, dynamic_img_size=True)
 
     result = export_openvino(net, OpenvinoConfig(out=tmp_path / "o", dynamic_size=True, threads=2), img_size=64)
     assert {row.size for row in result.verified[0].rows} >= {None, (80, 64)}
@@ -232,16 +237,14 @@ def test_a_dynamic_size_takes_what_the_model_takes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_classifier_of_zeros_is_verified_by_another(tmp_path: Path) -> None:
-    import timm
-
     from vtk_export import OpenvinoConfig, export_openvino
 
-    net = timm.create_model("test_vit", num_classes=4).eval()
+    net = small(img_size=32)
     torch.nn.init.zeros_(net.head.weight)
     torch.nn.init.zeros_(net.head.bias)
     result = export_openvino(net, OpenvinoConfig(out=tmp_path / "o", threads=2, precision="fp32"))
     model = openvino.Core().compile_model(result.path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    assert not model(np.random.default_rng(0).random((2, 3, 160, 160), np.float32))[0].any()
+    assert not model(np.random.default_rng(0).random((2, 3, 32, 32), np.float32))[0].any()
     assert all(row.error > 0 for row in result.verified[0].rows)
     assert sorted(file.name for file in (tmp_path / "o").iterdir()) == [
         "README.md",
@@ -255,12 +258,10 @@ def test_a_classifier_of_zeros_is_verified_by_another(tmp_path: Path) -> None:
 def test_the_commands_take_a_model(calm: Packed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = export(calm.path, "--out", tmp_path / "o", "--profile", "1,2", "--precision", "fp32")
     assert run.result["profile"] and (tmp_path / "o" / "latency.json").is_file()
-    answers = {}
+    classes = []
     for source in (run.out / "model.xml", calm.path):
-        assert main(["predict", str(source), str(calm.photos), "--precision", "fp32", "--json"]) == 0
-        answers[source] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert main(["eval", str(run.out), str(calm.photos.parent / "photos"), "--precision", "fp32", "--json"]) in (
-        0,
-        2,
-        3,
-    )
+        table = tmp_path / f"{source.stem}.csv"
+        assert main(["predict", str(source), str(calm.photos), "--out", str(table), "--precision", "fp32"]) == 0
+        rows = list(csv.reader(io.StringIO(table.read_text("utf-8"))))
+        classes.append([row[:2] for row in rows])
+    assert classes[0] == classes[1] and len(classes[0]) == 7

@@ -26,6 +26,8 @@ from vtk.packs.cards import read_card
 from vtk.packs.load import load_task
 from vtk.packs.synthetic import write_synthetic
 from vtk_export.tasks import factor_build
+from vtk_export.tasks.config import TasksConfig
+from vtk_export.tasks.export import export_tasks
 from vtk_export.tasks.readme import factors_page
 
 NAME, KWARGS = "vit_tiny_patch16_224", {"depth": 1, "embed_dim": 32, "num_heads": 2}
@@ -136,6 +138,23 @@ def test_each_task_has_the_logits_of_its_own_model_in_calls_of_all(model: Any, h
             close(found[name], hall.logits(name, batches[name]))
     assert model.run({"pets": images(0)})["pets"].shape == (0, 3)
     assert model.run({}) == {}
+
+
+def test_a_graph_of_factors_has_the_names_that_were_given_and_another_graph_is_not_taken_for_it(
+    hall: Hall, done: Any, served: Any, tools: Any, tmp_path: Path
+) -> None:
+    words = ["--form", "factors", "--input-name", "x", "--output-name", "scores", "--input-name", "task=slot"]
+    packs = [hall.root / name for name in TASKS]
+    named = tools.run_export(*packs, *words, "--out", tmp_path / "out")
+    graph = onnx.load(named.out / "factors.onnx").graph
+    assert [v.name for v in graph.input][:2] == ["x", "slot"]
+    assert [v.name for v in graph.output] == ["scores", "num_classes"]
+    found = served.FactorModel(named.out, threads=1).run({"pets": images(2, 7)})["pets"]
+    close(found, hall.logits("pets", images(2, 7)))
+    plain = TasksConfig(out=tmp_path / "plain", form="factors")
+    export_tasks(packs, plain, earlier=named.out, show=False)
+    assert [v.name for v in onnx.load(tmp_path / "plain" / "factors.onnx").graph.input][:2] == ["pixel_values", "task"]
+    assert "names" not in json.loads((tmp_path / "plain" / "factors.json").read_text("utf-8"))
 
 
 def test_the_folder_tells_stacks_ranks_classes_and_padding(done: Any, model: Any) -> None:

@@ -47,6 +47,32 @@ def test_mixed_batches_give_each_tasks_logits(session: Any, lab: Any, tools: Any
         assert (row[n:] == LOWEST).all()
 
 
+def test_files_and_gathered_have_the_names_that_were_given(
+    packs: dict[str, Path], lab: Any, tools: Any, tmp_path: Path
+) -> None:
+    words = ["--input-name", "x", "--input-name", "task=which", "--output-name", "scores", "--output-name",
+             "num_classes=count", "--form", "both"]  # fmt: skip
+    made = tools.run_export(packs["pets"], packs["cars"], *words, "--out", tmp_path / "out")
+    images = tools.images(2, seed=5)
+    with torch.no_grad():
+        wanted = lab.timm("pets", 3)(images[:1])[0], lab.timm("cars", 5)(images[1:])[0]
+    place = {"providers": ["CPUExecutionProvider"]}
+    session = onnxruntime.InferenceSession(made.out / "gathered.onnx", **place)
+    assert [v.name for v in (*session.get_inputs(), *session.get_outputs())] == ["x", "which", "scores", "count"]
+    logits, count = session.run(["scores", "count"], {"x": images.numpy(), "which": np.int32([0, 1])})
+    assert count.tolist() == [3, 5]
+    for row, expected in zip(logits, wanted, strict=True):
+        np.testing.assert_allclose(row[: len(expected)], expected, atol=1e-4 * expected.abs().max())
+    alone = onnxruntime.InferenceSession(made.out / "cars.onnx", **place).run(["scores"], {"x": images[1:].numpy()})[0]
+    np.testing.assert_allclose(alone[0], wanted[1], atol=1e-4 * wanted[1].abs().max())
+    backend = load_backend("ort-cpu", open_onnx(made.out / "gathered.onnx", many=True), threads=1)
+    found = backend.run({"pixel_values": images, "task": torch.tensor([0, 1])})
+    np.testing.assert_array_equal(found["logits"].numpy(), logits)
+    assert made.index["names"] == {"pixel_values": "x", "task": "which", "logits": "scores", "num_classes": "count"}
+    page = (made.out / "README.md").read_text(encoding="utf-8")
+    assert 'gathered.run(["scores", "count"], inputs)' in page and 'run(["scores"], {"x": prepare[task](path)})' in page
+
+
 @pytest.mark.parametrize("wrong", [-1, -2, 2, 3, 2**31 - 1, -(2**31)])
 def test_a_number_that_no_task_has_gives_nan_and_spoils_no_other_row(session: Any, tools: Any, wrong: int) -> None:
     images = tools.images(3)

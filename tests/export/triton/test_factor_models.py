@@ -209,9 +209,14 @@ def test_a_graph_of_onnxruntime_has_the_factors_inside_and_tasks_by_number(
         assert (row[len(wanted) :] == LOWEST).all()
     assert np.isnan(logits[3]).all() and classes.tolist() == [2, 3, 5, 0]
     made = export(
-        packs, tmp_path / "models", {"c": "a2"}, backend="onnxruntime", form="factors", update=True, remove=("a",)
-    )
+        packs, tmp_path / "models", {"c": "a2"}, backend="onnxruntime", form="factors", update=True, remove=("a",),
+        input_name=("x", "task=number"), output_name="scores",
+    )  # fmt: skip
     assert (made.version, made.updated, list(made.tasks)) == (2, False, ["b", "c"])
+    session = ort.InferenceSession(folder / "2" / config.default_model_filename)
+    found = session.run(["scores"], {"x": pixels[:1], "number": np.int32([0])})[0][0]
+    wanted = packs.logits("b", pixels[:1])[0]
+    assert np.abs(found[: len(wanted)] - wanted).max() <= 1e-4 * np.abs(wanted).max()
     capsys.readouterr()
 
 

@@ -12,6 +12,7 @@ from vtk.__main__ import main
 from vtk_export.triton import bank_packs, export
 from vtk_export.triton.config import TritonConfig
 from vtk_export.triton.export import export_triton
+from vtk_export.triton.pbtxt import read_text
 
 Run = Callable[..., Any]
 
@@ -45,6 +46,16 @@ def test_an_update_adds_replaces_and_removes_tasks_and_keeps_the_others(packed: 
     assert sorted(path.name for path in (repo / "m" / "1" / "packs").iterdir()) == ["q", "r", "s"]
     assert list(json.loads((repo / "m" / "client.json").read_text())["tasks"]) == ["q", "r", "s"]
     assert run("--remove", "r")["tasks"] == ["q", "s"]
+
+
+def test_an_update_keeps_the_names_of_inputs_and_outputs(packed: Any, tmp_path: Path, run: Run) -> None:
+    run(f"p={packed.path}", "--input-name", "x", "--output-name", "label=kind", "--with-preproc")
+    changed = run(f"q={packed.path}", "--update", "--with-preproc")
+    assert (changed["version"], changed["updated"]) == (1, True)
+    message = read_text((tmp_path / "models" / "m" / "config.pbtxt").read_text())
+    assert [entry.name for entry in (*message.input, *message.output)] == [
+        "encoded", "x", "task", "logits", "kind", "score",
+    ]  # fmt: skip
 
 
 def test_only_what_is_new_and_a_few_others_are_compared_again(

@@ -51,6 +51,19 @@ def test_values(shape: tuple[int, int], k: int, f: int) -> None:
     torch.testing.assert_close(wide_linear(strided, w, b).double(), exact(strided, w, b), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.skipif(not prepacked.multiplies(torch.bfloat16), reason="oneDNN has no bf16 for this processor")
+@pytest.mark.parametrize("post", ["none", "gelu", "silu"])
+def test_bf16_is_rounded_once(post: prepacked.Post) -> None:
+    w, b = (t.detach().bfloat16() for t in weights(100, 301))
+    x = torch.randn(3, 17, 100, generator=torch.Generator().manual_seed(1)).bfloat16()
+    function = {"none": lambda y: y, "gelu": F.gelu, "silu": F.silu}[post]
+    parameter = nn.Parameter(w, False)
+    y, right = wide_linear(x, parameter, b, post), function(exact(x, w, b))
+    assert parameter in prepacked._packed and y.dtype == torch.bfloat16
+    # half of the last of 8 bits, and the sum of 100 products in fp32; GELU of a rounded sum would be off by more
+    torch.testing.assert_close(y.double(), right, rtol=2**-8, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -82,7 +95,7 @@ def test_torch_multiplies_what_does_not_fit() -> None:
         (x, w[:30]),  # a view
         (x, w.detach().clone()),  # no parameter
         (x.double(), nn.Parameter(w.detach().double(), False)),
-        (x.bfloat16(), nn.Parameter(w.detach().bfloat16(), False)),
+        (x.half(), nn.Parameter(w.detach().half(), False)),
         (x[:0], w),
         (x.clone().requires_grad_(), w),
     ):

@@ -1,7 +1,9 @@
 """Merged models as folders: timm and transformers load them with classes and preprocessing, or nothing is written."""
 
+import dataclasses
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,22 @@ def test_nothing_is_written_when_timm_reads_another_model(
     with pytest.raises(VerificationError, match="logits differ"):
         merge_task(pack, tmp_path / "out", format="timm")
     assert not (tmp_path / "out").exists()
+
+
+def test_without_transformers_its_form_is_written_and_not_said_to_be_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    card, model = made("vit_tiny_patch16_224", SMALL, {})
+    form = write_form(tmp_path, dataclasses.replace(card, multi_label=True), model, "hf")
+    assert form.native and form.verified == () and form.reason == ""
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    assert config["problem_type"] == "multi_label_classification" and config["id2label"]["2"] == CLASSES[2]
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+    }
 
 
 NO_CLASS_TOKEN = {"class_token": False, "global_pool": "avg", "fc_norm": False}

@@ -36,9 +36,12 @@ def test_bare_onnx_is_read_from_its_shapes_and_refused_where_classes_matter(writ
         source.model()
 
 
-def test_onnx_of_another_shape_is_refused_by_naming_what_it_has(write_onnx: Write) -> None:
-    with pytest.raises(DataError, match=r"scores.*runs `pixel_values`"):
-        open_source(write_onnx(output="scores"))
+def test_an_onnx_file_with_a_card_is_not_taken_with_other_names_than_its_facts_say(
+    write_onnx: Write, card: Card
+) -> None:
+    assert open_source(write_onnx("other.onnx", output="scores")).facts.names == {"logits": "scores"}
+    with pytest.raises(DataError, match=r"its card says .* its graph \[.*export it again"):
+        open_source(write_onnx("ours.onnx", output="scores", card=card))
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00garbage", b"<html>not found</html>"])

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from vtk.errors import VtkError
+from vtk.profiling.calls import first_line
 from vtk.profiling.memory import available_bytes
-from vtk.profiling.search.instance import LEAST_CALLS
+from vtk.profiling.search.instance import LEAST_CALLS, receive, send
 from vtk.profiling.search.setup import FULL, Reading, Setup
 from vtk.profiling.search.variants import Variant
 
@@ -223,9 +224,12 @@ class _Process:
         """Send a request; False if the process has ended."""
         assert self.process.stdin is not None
         try:
-            pickle.dump((name, arguments), self.process.stdin)
-            self.process.stdin.flush()
-        except (BrokenPipeError, OSError):
+            data = pickle.dumps((name, arguments))
+        except Exception as error:  # a module in memory may hold what cannot be copied to another process
+            raise InstanceError(f"the model cannot be sent to another process: {first_line(error)}") from error
+        try:
+            send(self.process.stdin, data)  # type: ignore[arg-type]
+        except OSError:
             return False
         return True
 
@@ -233,8 +237,8 @@ class _Process:
         """Return whether a request succeeded, and its result or the error's text."""
         assert self.process.stdout is not None
         try:
-            answer: tuple[bool, Any] = pickle.load(self.process.stdout)
-        except (EOFError, pickle.UnpicklingError):
+            answer: tuple[bool, Any] = pickle.loads(receive(self.process.stdout))  # type: ignore[arg-type]
+        except EOFError:
             return False, self.death()
         return answer
 

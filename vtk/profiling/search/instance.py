@@ -1,6 +1,7 @@
 """One instance of a model in a process of its own: loads back-ends and times calls when it is told to.
 
-Requests and replies are pickled on the pipes between this process and the one that started it. It prints to stderr.
+Requests and replies are pickled on the pipes between this process and the one that started it, each after its length.
+Whatever else it prints goes to stderr.
 """
 
 import os
@@ -110,24 +111,48 @@ class Instance:
         return rows.to(self.backend.dtype) if rows.is_floating_point() else rows
 
 
+def send(pipe: BinaryIO, data: bytes) -> None:
+    """Write a message."""
+    pipe.write(len(data).to_bytes(8, "little"))
+    pipe.write(data)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO) -> bytes:
+    """Read a message.
+
+    Raises:
+        EOFError: the other process has ended.
+    """
+    length = int.from_bytes(_exactly(pipe, 8), "little")
+    return _exactly(pipe, length)
+
+
+def _exactly(pipe: BinaryIO, count: int) -> bytes:
+    data = pipe.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
     """Answer requests until their end: (method, arguments) each; an error is an answer, too."""
     instance: Instance | None = None
     while True:
         try:
-            name, arguments = pickle.load(requests)
+            data = receive(requests)
         except EOFError:
             return
         answer: tuple[bool, Any]
         try:
+            name, arguments = pickle.loads(data)
             if instance is None:
                 instance, answer = Instance(*arguments), (True, None)
             else:
                 answer = True, getattr(instance, name)(*arguments)
         except Exception as error:  # one setup that fails must not end the search
             answer = False, f"{type(error).__name__}: {first_line(error)}"
-        pickle.dump(answer, replies)
-        replies.flush()
+        send(replies, pickle.dumps(answer))
 
 
 def main() -> None:

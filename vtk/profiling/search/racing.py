@@ -109,14 +109,16 @@ def search(race: Race, measure: Measure) -> None:
         _scout(race, group, measure)
     while True:
         _reconsider(race, measure)
-        spent = sum(map(race.windows, race.setups))
-        waiting = _contenders(race)
-        if not waiting:
+        waiting, best = _contenders(race), race.best
+        if not waiting or best is None:
             return
-        if spent >= allowed:
+        rest = FULL - race.windows(best)
+        room = allowed - sum(map(race.windows, race.setups)) - rest
+        if room <= 0:  # what is recommended is measured completely
             race.cut = True
+            measure([(best, rest)] if rest else [])
             return
-        chosen, room = [], allowed - spent
+        chosen = []
         for setup in waiting[: max(2, math.ceil(len(waiting) / 2))]:
             more = min(race.windows(setup), FULL - race.windows(setup), room)
             if more > 0:

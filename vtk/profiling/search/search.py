@@ -169,22 +169,13 @@ def _setups(passed: Mapping[tuple[str, str], Variant], config: ProfileConfig, cp
     """Return the setups of the variants, those of ``--batch-sizes`` that each takes."""
     found = []
     for variant in passed.values():
-        fixed = _fixed_batch(variant)
         for batch in sorted(config.batch_sizes):
-            if (fixed is None or batch == fixed) and (batch == 1 or not variant.alone):
+            if variant.least <= batch <= (variant.most or batch):
                 found += [Setup(*variant.key, threads, n, batch) for threads, n in shapes(cpus, config.threads)]
+    if not found and passed:
+        sizes = ", ".join(f"{v.least} to {v.most}" for v in passed.values())
+        raise UsageError(f"`--batch-sizes` has none that this file takes ({sizes} images a call); give one")
     return tuple(sorted(found))
-
-
-def _fixed_batch(variant: Variant) -> int | None:
-    """Return the only batch size that a file takes, None for any."""
-    if variant.source is None or variant.source.kind in MODELS:
-        return None
-    backend = load_backend(variant.backend, variant.source, dtype=variant.dtype, threads=1, **variant.options)
-    try:
-        return backend.batch
-    finally:
-        backend.close()
 
 
 def _weights(passed: Mapping[tuple[str, str], Variant]) -> int:

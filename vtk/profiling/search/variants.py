@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from vtk import console
 from vtk.errors import UsageError, VtkError
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.session import supports
-from vtk.runtime.backends.base import check_backend, needs_onnx
+from vtk.runtime.backends.base import check_backend, least_images, load_backend, most_images, needs_onnx
 from vtk.runtime.opening import open_source
 from vtk.runtime.source import MODELS, Source
 
@@ -32,7 +32,8 @@ class Variant:
         precision: of a `vtk.profiling.search.setup.Setup`.
         source: that the back-end loads; None if there is none.
         dtype: that it is loaded in.
-        alone: it takes one image a call: its outputs depend on the other images of a call.
+        least: fewest images of a call.
+        most: most images of a call, one where outputs depend on the other images of a call; None if any number goes.
         refused: why it is not tried, in one line.
     """
 
@@ -40,7 +41,8 @@ class Variant:
     precision: str
     source: Source | None = None
     dtype: str = "fp32"
-    alone: bool = False
+    least: int = 1
+    most: int | None = None
     refused: str = ""
 
     @property
@@ -130,7 +132,22 @@ def _variant(name: str, precision: str, source: Source, files: "_Files") -> Vari
     made = files.of(name, precision)
     if isinstance(made, VtkError):
         return Variant(name, precision, None, dtype, refused=" ".join(str(made).split()))
-    return Variant(name, precision, made, dtype, alone=made.facts.apart)
+    found = Variant(name, precision, made, dtype, most=1 if made.facts.apart else None)
+    return found if source.kind in MODELS else _limited(found)
+
+
+def _limited(variant: Variant) -> Variant:
+    """Load a given file once, and return its variant with the batch sizes that it takes, or why it does not run."""
+    assert variant.source is not None
+    try:
+        backend = load_backend(variant.backend, variant.source, dtype=variant.dtype, threads=1, **variant.options)
+    except VtkError as error:
+        return replace(variant, source=None, refused=" ".join(str(error).split()))
+    try:
+        least, most = (backend.batch,) * 2 if backend.batch else (least_images(backend), most_images(backend))
+    finally:
+        backend.close()
+    return replace(variant, least=least, most=variant.most or most)
 
 
 class _Files:

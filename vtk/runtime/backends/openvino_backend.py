@@ -35,7 +35,7 @@ class OpenvinoBackend:
     def __init__(self, compiled: Any, source: Source, precision: str, *, raw: bool = False) -> None:
         self.compiled, self.device, self.load_s = compiled, torch.device("cpu"), 0.0
         self.arithmetic = "" if precision == "fp32" else precision
-        self.apart, self._facts = source.facts.apart, source.facts
+        self.apart, self._facts, self._temperature = source.facts.apart, source.facts, source.card.temperature
         self._request = compiled.create_infer_request()
         self.outputs = terms_of(compiled.outputs, source, "logits")
         inputs = dict(zip(terms_of(compiled.inputs, source, "pixel_values"), compiled.inputs, strict=True))
@@ -127,7 +127,8 @@ class OpenvinoBackend:
             raise UsageError(
                 f"OpenVINO does not run images {shape}, the file takes {self._shape}: {runtime.reason(error)}"
             ) from error
-        return with_logits(dict(zip(self.outputs, map(torch.from_numpy, results.values()), strict=True)))
+        found = dict(zip(self.outputs, map(torch.from_numpy, results.values()), strict=True))
+        return with_logits(found, self._temperature)
 
     def file_name(self, term: str) -> str:
         """Return what the file calls an input or output."""

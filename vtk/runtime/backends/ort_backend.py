@@ -26,11 +26,12 @@ _TYPES = {
     "tensor(int16)": torch.int16,
     "tensor(uint32)": torch.uint32,
     "tensor(double)": torch.float64,
+    "tensor(bool)": torch.bool,
 }
 # of TensorProto.DataType
 _ONNX_NUMBERS = {
     torch.float32: 1, torch.uint8: 2, torch.int8: 3, torch.uint16: 4, torch.int16: 5, torch.int32: 6, torch.float16: 10,
-    torch.float64: 11, torch.uint32: 12, torch.bfloat16: 16,
+    torch.bool: 9, torch.float64: 11, torch.uint32: 12, torch.bfloat16: 16,
 }  # fmt: skip
 _LOGITS = {"logits", "probabilities"}
 
@@ -60,13 +61,14 @@ class OrtCpuBackend:
         raw: bool = False,
         prepack: bool = True,
         facts: Facts = PLAIN,
+        temperature: float = 1.0,
     ) -> None:
         self.device = device
         self.load_s = 0.0
         self.session = open_session(path, self.execution_provider, device, threads, optimize, prepack, facts.fp8)
         self.provider: str = self.session.get_providers()[0]
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        self._facts = facts
+        self._facts, self._temperature = facts, temperature
         self.outputs = [facts.term(o.name) for o in outputs]
         self.input: str = facts.term(inputs[0].name)
         # a file of many tasks also takes the number of each image's task
@@ -106,7 +108,7 @@ class OrtCpuBackend:
             )
         start = time.perf_counter()
         switches = bool(options.get("optimize", True)), raw, bool(options.get("prepack", True)), source.facts
-        backend = cls(source.path, cls._device(device), threads, *switches)
+        backend = cls(source.path, cls._device(device), threads, *switches, source.card.temperature)
         backend.dtype = DTYPES[source.facts.precision]
         backend.apart = source.facts.apart
         backend.arithmetic = "fp8" if source.facts.fp8 else ""
@@ -141,14 +143,16 @@ class OrtCpuBackend:
         """Map the input, any floating type and device, to the outputs, all by this toolkit's names.
 
         ``pixel_values`` is (B, 3, H, W), ``images`` (B, height, width, 3) of the file's type. ``logits`` are (B,
-        classes); of a file that returns ``probabilities`` they are the logarithms. A file of many tasks also takes
-        ``task``, integers (B,), and returns ``num_classes``.
+        classes); of a file that returns ``probabilities`` they are the logarithms times the card's temperature. A file
+        of many tasks also takes ``task``, integers (B,), and returns ``num_classes``.
         """
         feeds = self._feeds(inputs)
         if torch.bfloat16 in (self.input_dtype, *self._output_types()):  # numpy has no such type
-            return with_logits(self._run_bound(feeds))
+            return with_logits(self._run_bound(feeds), self._temperature)
         values = self.session.run(None, {name: feed.numpy() for name, feed in feeds.items()})
-        return with_logits({name: torch.as_tensor(v) for name, v in zip(self.outputs, values, strict=True)})
+        return with_logits(
+            {name: torch.as_tensor(v) for name, v in zip(self.outputs, values, strict=True)}, self._temperature
+        )
 
     def file_name(self, term: str) -> str:
         """Return what the file calls an input or output."""
@@ -216,17 +220,18 @@ class OrtCudaBackend(OrtCpuBackend):
         feeds = self._feeds(inputs)
         # ONNX Runtime has a stream of its own: torch's work on the input must be done before it starts
         torch.cuda.current_stream(self.device).synchronize()
-        return with_logits(self._run_bound(feeds))
+        return with_logits(self._run_bound(feeds), self._temperature)
 
     def synchronize(self) -> None:
         """Wait for the CUDA device."""
         torch.cuda.synchronize(self.device)
 
 
-def with_logits(results: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add ``logits`` to outputs that have ``probabilities`` alone: their logarithms."""
+def with_logits(results: dict[str, Tensor], temperature: float) -> dict[str, Tensor]:
+    """Add ``logits`` to outputs that have ``probabilities`` alone: the card's temperature times their logarithms."""
     if "probabilities" in results and "logits" not in results:
         given = results["probabilities"]
         # a probability of 0 is one too small for the type, not an impossible class
-        results["logits"] = given.float().clamp_min(torch.finfo(torch.float32).tiny).log().to(given.dtype)
+        logits = temperature * given.float().clamp_min(torch.finfo(torch.float32).tiny).log()
+        results["logits"] = logits.to(given.dtype)
     return results

@@ -12,8 +12,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _RESERVED = frozenset(
     "last task task-last task-small adapter last.old task.old task-last.old task-small.old adapter.old config.yaml "
     "metrics.csv metrics.jsonl curves.png confusion.png per_class.csv audit.json census.json images.csv trackers.json "
-    "tensorboard wandb mlruns model.safetensors model-last.safetensors backbone.safetensors tokenizer.safetensors reconstruction.png "
-    "similarity.png".split()
+    "tensorboard wandb mlruns model.safetensors model-last.safetensors backbone.safetensors tokenizer.safetensors "
+    "reconstruction.png similarity.png".split()
 )
 
 

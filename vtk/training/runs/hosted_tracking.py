@@ -195,6 +195,7 @@ class MLflow(HostedTracker):
             tags = {"mlflow.parentRunId": above} if above else None
             key = client.create_run(place, run_name=self.title, tags=tags).info.run_id
         mlflow.set_tracking_uri(uri)
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # standard output is the result's
         self._tracker: Any = MLflowTracker(experiment, run_id=key, nested_run=True)
         self._tracker.run_id = key  # Accelerate would let MLFLOW_RUN_ID replace it
         self._key = key
@@ -217,6 +218,9 @@ def tag(column: str) -> str:
     return f"val/{column.removeprefix('val_')}" if column.startswith("val_") else f"train/{column}"
 
 
+_OWN_STORES: set[str] = set()
+
+
 def store_of(home: Path, uri: str) -> str:
     """Return where MLflow keeps a run: ``uri``, or a folder if that is a database that mlflow-skinny cannot open.
 
@@ -225,8 +229,11 @@ def store_of(home: Path, uri: str) -> str:
         uri: MLflow's own choice.
     """
     chosen = "MLFLOW_TRACKING_URI" in os.environ
-    if not chosen and uri.startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None:
+    if uri in _OWN_STORES or (
+        not chosen and uri.startswith("sqlite:") and importlib.util.find_spec("sqlalchemy") is None
+    ):  # an earlier run of this process has set its own
         uri = (home / STORE).resolve().as_uri()
+        _OWN_STORES.add(uri)
     if uri.startswith("file:") or "://" not in uri:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3.17 asks for it
     return uri
@@ -257,11 +264,8 @@ def clear_local(out: Path) -> None:
         clear_local_wandb(out, key)
     key = str(runs.get("mlflow", {}).get("run_id", ""))
     for store in (out / STORE, out.parent / STORE) if key.isalnum() else ():
-        if mine := list(store.glob(f"*/{key}/meta.yaml")):
-            for file in mine:
-                shutil.rmtree(file.parent, ignore_errors=True)
-            if not any(store.glob("*/*/meta.yaml")):  # no other run is there
-                shutil.rmtree(store, ignore_errors=True)
+        for file in store.glob(f"*/{key}/meta.yaml"):  # the store stays: MLflow remembers that it is there
+            shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def clear_local_wandb(out: Path, key: str) -> None:

@@ -16,6 +16,7 @@ from vtk_rows import Batches, Task, answer, log, names_in, parameters  # type: i
 from vtk_watch import Watch  # type: ignore[import-not-found]
 
 from vtk.bank import TaskBank
+from vtk.packs.cards import read_card
 
 _PARTS = ("task.json", "task.safetensors", "base_tensors.json")
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -64,4 +65,4 @@ class TritonPythonModel:
         if key not in self.bank.tasks:  # else the last attempt ended after that
             self.bank.add(key, pack)
         info = self.bank.tasks[key]
-        return Task(tuple(info.classes), (info.in_chans, info.height, info.width))
+        return Task(tuple(info.classes), (info.in_chans, info.height, info.width), read_card(pack).temperature)

@@ -54,14 +54,14 @@ def infer(url: str, protocol: str, about: dict[str, Any], images: np.ndarray, ta
         return {name: result.as_numpy(called.get(name, name)) for name in about["outputs"]}
 
 
-def shares(found: dict[str, np.ndarray], count: int, *, several: bool = False) -> np.ndarray:
+def shares(found: dict[str, np.ndarray], count: int, *, several: bool = False, temperature: float = 1.0) -> np.ndarray:
     """Return the probabilities of a task's classes, (batch, classes); ``several``: an image may have any number."""
     if "probabilities" in found:
         return found["probabilities"][:, :count]
     logits = found["logits"][:, :count].astype(np.float64)
     if several:
         return np.asarray(1 / (1 + np.exp(-np.clip(logits, -700, 700))))
-    share: np.ndarray = np.exp(logits - logits.max(1, keepdims=True))
+    share: np.ndarray = np.exp((logits - logits.max(1, keepdims=True)) / temperature)
     return share / share.sum(1, keepdims=True)
 
 
@@ -105,7 +105,8 @@ def main() -> None:
     except Exception as error:  # the client raises its own, those of its transport, and of HTTP OSError
         raise SystemExit(text(f"{url}: {' '.join(str(error).split()) or type(error).__name__}")) from error
     several = task.get("multi_label", False)
-    table = np.concatenate([shares(each, len(task["classes"]), several=several) for each in found])
+    heat = task.get("temperature", 1.0)
+    table = np.concatenate([shares(each, len(task["classes"]), several=several, temperature=heat) for each in found])
     wrong = [str(path) for path, row in zip(args.images, table, strict=True) if not np.isfinite(row).all()]
     for path, row in zip(args.images, table, strict=True):
         if str(path) not in wrong:

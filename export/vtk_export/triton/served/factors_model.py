@@ -54,4 +54,4 @@ class TritonPythonModel:
         if key not in self.model.tasks:  # else the last attempt ended after that
             self.model.add(key, file)
         task = self.model.tasks[key]
-        return Task(task.classes, task.shape)
+        return Task(task.classes, task.shape, float(entry.get("temperature", 1.0)))

@@ -49,7 +49,11 @@ class TritonPythonModel:
             for name, entry in index["tasks"].items()
         }
         self.tasks = {
-            name: Task(tuple(entry["classes"]), (entry["in_chans"], entry["height"], entry["width"]))
+            name: Task(
+                tuple(entry["classes"]),
+                (entry["in_chans"], entry["height"], entry["width"]),
+                entry.get("temperature", 1.0),
+            )
             for name, entry in index["tasks"].items()
         }
         log(

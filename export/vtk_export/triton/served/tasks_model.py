@@ -43,7 +43,11 @@ class TritonPythonModel:
             pb_utils.Logger.log_warn(f"the weights are not packed, which makes {args['model_name']} slower: {error}")
             self.sessions = {name: _open(path, index["session_options"], threads) for name, path in files.items()}
         self.tasks = {
-            name: Task(tuple(entry["classes"]), (entry["in_chans"], entry["height"], entry["width"]))
+            name: Task(
+                tuple(entry["classes"]),
+                (entry["in_chans"], entry["height"], entry["width"]),
+                entry.get("temperature", 1.0),
+            )
             for name, entry in index["tasks"].items()
         }
         self.counters = Counters(args)

@@ -33,10 +33,12 @@ class Task:
     Attributes:
         classes: names in index order.
         shape: (channels, height, width) of its images.
+        temperature: divisor of the logits before the softmax.
     """
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
+    temperature: float = 1.0
     labels: np.ndarray = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +112,7 @@ class _Rows:
                 raise Refused(
                     f"image {bad + 1} of {self.count}: its values are too large, its logits of {name!r} are not finite"
                 )
-            share = np.exp(found - found.max(1, keepdims=True))
+            share = np.exp((found - found.max(1, keepdims=True)) / np.float32(tasks[name].temperature))
             share /= share.sum(1, keepdims=True)
             values[at, : found.shape[1]] = share if softmax else found
             label[at, 0] = tasks[name].labels[found.argmax(1)]

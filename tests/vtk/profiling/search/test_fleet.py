@@ -1,6 +1,5 @@
 """Instances of a setup: what is timed, what is compared, and what becomes of one that fails."""
 
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 import vtk
 from vtk.profiling.inputs import make_inputs
-from vtk.profiling.search import fleet as fleets
 from vtk.profiling.search import instance
 from vtk.profiling.search.fleet import Calls, Fleet
 from vtk.profiling.search.instance import Instance
@@ -52,39 +50,8 @@ def eager(batch: int, instances: int = 1) -> Setup:
     return Setup("eager", "fp32", 1, instances, batch)
 
 
-class Local:
-    """An instance in this process, in place of one in its own."""
-
-    alive, log = True, list[str]()
-
-    def __init__(self) -> None:
-        self.held: list[tuple[object, ...]] = []
-        self.instance: Instance | None = None
-
-    def send(self, name: str, arguments: tuple[Any, ...]) -> bool:
-        name, arguments = pickle.loads(pickle.dumps((name, arguments)))
-        Local.log.append(name)
-        try:
-            if self.instance is None:
-                self.instance, self.answer = Instance(*arguments), (True, None)
-            else:
-                self.answer = (True, getattr(self.instance, name)(*arguments))
-        except Exception as error:
-            self.answer = (False, str(error))
-        return True
-
-    def receive(self) -> Any:
-        return self.answer
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture
-def build(source: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fleet]:
-    monkeypatch.setattr(fleets, "_Process", Local)
-    Local.log.clear()
-
+def build(source: Any, calls: Calls, local: list[str]) -> Callable[..., Fleet]:
     def make(weights: int = 1000, **more: Any) -> Fleet:
         variant = Variant("eager", "fp32", source)
         return Fleet({variant.key: variant}, more.pop("calls", calls), weights, {}, **more)
@@ -92,7 +59,7 @@ def build(source: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return make
 
 
-def test_windows_take_turns_and_hold_the_calls_of_every_instance(build: Callable[..., Fleet]) -> None:
+def test_windows_take_turns_and_hold_the_calls_of_every_instance(build: Callable[..., Fleet], local: list[str]) -> None:
     told: list[Setup] = []
     fleet = build(tell=told.append)
     fleet.measure([(eager(1), 2), (eager(2, instances=2), 1)])
@@ -100,7 +67,7 @@ def test_windows_take_turns_and_hold_the_calls_of_every_instance(build: Callable
     assert all(len(w) >= instance.LEAST_CALLS * s.instances for s, r in fleet.readings.items() for w in r.windows)
     assert told == [eager(2, 2), eager(1)] and not fleet.reasons
     # the second instance was loaded beside the first, nothing was loaded twice
-    assert [name for name in Local.log if name in ("begin", "load")] == ["begin", "load"] * 2
+    assert [name for name in local if name in ("begin", "load")] == ["begin", "load"] * 2
 
 
 def test_wrong_answers_are_no_latency(build: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,13 +85,13 @@ def test_wrong_answers_are_no_latency(build: Callable[..., Fleet], monkeypatch: 
 
 
 def test_first_calls_far_beyond_the_budget_end_a_setup_of_a_search_only(
-    build: Callable[..., Fleet], calls: Calls
+    build: Callable[..., Fleet], calls: Calls, local: list[str]
 ) -> None:
     for hasty, requests in ((True, 1), (False, 2)):
-        Local.log.clear()
+        local.clear()
         fleet = build(calls=replace(calls, budget_ms=1e-6, hasty=hasty))
         fleet.measure([(eager(1), 1)])
-        assert Local.log.count("calls") == requests and fleet.readings[eager(1)].windows
+        assert local.count("calls") == requests and fleet.readings[eager(1)].windows
 
 
 def test_instances_that_do_not_fit_into_memory_are_not_tried(build: Callable[..., Fleet]) -> None:
@@ -158,7 +125,7 @@ def test_calls_that_end_after_the_others_count_only_where_there_are_few(
 
 
 @pytest.mark.slow
-def test_two_real_processes_run_at_the_same_time_and_one_that_dies_is_replaced(calls: Calls) -> None:
+def test_two_real_processes_run_at_the_same_time_and_one_that_dies_is_replaced(source: Any, calls: Calls) -> None:
     readings: dict[Setup, Reading] = {}
     # a module of a test cannot be unpickled elsewhere
     plain = vtk.open_source(nn.Sequential(nn.Conv2d(3, 5, 8), nn.Flatten()), img_size=8)
@@ -174,4 +141,9 @@ def test_two_real_processes_run_at_the_same_time_and_one_that_dies_is_replaced(c
         fleet.measure([(eager(2, instances=2), 1)])
         assert not fleet.reasons and len(readings[eager(2, 2)].windows) == 3
         assert fleet._running[0].process is first and fleet._running[1].process is not second
+        # a module that the other process cannot import is a reason, and the process goes on
+        fleet.variants = {("eager", "bf16"): Variant("eager", "bf16", source, "bf16")}
+        fleet.measure([(Setup("eager", "bf16", 1, 1, 1), 1)])
+        assert "Toy" in fleet.reasons[Setup("eager", "bf16", 1, 1, 1)] or "test_fleet" in str(fleet.reasons)
+        assert fleet._running[0].process is first and first.poll() is None
     assert first.poll() is not None

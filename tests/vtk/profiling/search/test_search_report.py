@@ -31,7 +31,7 @@ VARIANTS = (("openvino", "bf16"), ("openvino", "fp32"), ("openvino", "int8"), ("
             ("ort-cpu", "int8-dynamic"), ("fused", "fp32"), ("fused", "bf16"))  # fmt: skip
 
 
-def race_of(cpus: int = 8, budget_ms: float = 40.0) -> Race:
+def race_of(cpus: int = 4, budget_ms: float = 40.0) -> Race:
     """Every setup measured, the larger batches briefly, and one that failed."""
     setups = tuple(sorted(Setup(*v, t, n, b) for v in VARIANTS for t, n in shapes(cpus) for b in (1, 4, 16)))
     race = Race(budget_ms, 90, setups)
@@ -85,7 +85,7 @@ def test_nothing_measured_is_said_and_fails() -> None:
 
 
 def test_the_frontier_is_what_no_other_setup_beats() -> None:
-    race = race_of()
+    race = race_of(2)
     edge = {row.setup for row in result_of(race).setups if row.frontier}
     for setup in race.measured:
         beaten = any(
@@ -98,7 +98,7 @@ def test_the_frontier_is_what_no_other_setup_beats() -> None:
     assert frontier([]) == set()
 
 
-@pytest.mark.parametrize("cpus", [2, 16])
+@pytest.mark.parametrize("cpus", [pytest.param(2, marks=pytest.mark.slow), 16])
 def test_texts_of_the_plot_neither_overlap_nor_leave_the_frame(cpus: int) -> None:
     race = race_of(cpus)
     figure = frontier_figure(result_of(race))

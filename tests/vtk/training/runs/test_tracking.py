@@ -75,7 +75,7 @@ def test_it_is_imported_only_when_asked_for():
 
 
 def test_names_are_checked():
-    with pytest.raises(UsageError, match="--track` is wandb; allowed is tensorboard or csv"):
-        FinetuneConfig(track=("wandb",))
-    with pytest.raises(UsageError, match="--track` has wandb"):
-        command.main(["x", "--track", "csv,wandb"])
+    with pytest.raises(UsageError, match="--track` is comet; allowed is tensorboard, wandb, mlflow or csv"):
+        FinetuneConfig(track=("comet",))
+    with pytest.raises(UsageError, match="--track` has comet"):
+        command.main(["x", "--track", "csv,comet"])
