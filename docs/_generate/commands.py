@@ -12,8 +12,8 @@ from _pages import write_or_check
 PAGE = Path(__file__).parents[1] / "reference" / "commands.md"
 COMMANDS = (
     "", "finetune", "train", "pretrain", "eval", "predict", "embed", "data audit", "tasks list", "tasks diff",
-    "tasks merge", "tasks bench", "tasks compress", "tasks convert", "tasks bundle", "tasks to-peft", "tasks from-peft",
-    "tasks push", "tasks pull",
+    "tasks merge", "tasks bench", "tasks compress", "tasks calibrate", "tasks convert", "tasks bundle",
+    "tasks to-peft", "tasks from-peft", "tasks push", "tasks pull",
     "parallelize", "export onnx", "export openvino", "export aoti", "export tasks", "export triton",
     "export tensorrt", "profile", "profile --server", "analyze", "doctor", "demo",
 )  # fmt: skip
