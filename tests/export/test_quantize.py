@@ -18,7 +18,7 @@ from vtk.errors import UsageError, VerificationError
 from vtk.runtime.data_option import data_images
 from vtk.runtime.photographs import Photographs
 from vtk_export.gate.judge import Judgement, check_judgement
-from vtk_export.gate.limits import LIMITS
+from vtk_export.gate.limits import LIMITS, with_budget
 from vtk_export.onnx.config import OnnxConfig
 
 
@@ -185,6 +185,22 @@ def test_a_judgement_within_its_bounds_passes(result: Judgement, kind: str) -> N
     check_judgement(result, LIMITS[kind])
 
 
+def test_a_budget_judges_by_itself_and_by_images_that_it_has_not_seen(export: Any, calm: Any) -> None:
+    proto, result, said = export("--int8", "static", "--max-drop", 20)
+    given = data_images(calm.card, calm.photos)
+    parts = [set(part.paths) for part in (given.calibration[0], *given.choice)]
+    assert [len(part) for part in parts] == [3, 2, 1] and len(set.union(*parts)) == 6
+    assert result["judged"]["count"] == 1
+    assert "int8 changes the class of 0 of 2 images" in said and "with 0 of 4 inputs of products in float" in said
+    assert sum(node.op_type == "QuantizeLinear" for node in proto.graph.node) == 4
+    tight = with_budget(LIMITS["int8"], 0.5)
+    check_judgement(Judgement(400, 0.996, 0.99, 0.9), tight)
+    with pytest.raises(VerificationError, match=r"agreement with PyTorch is 99.00 %, at least 99.50 %"):
+        check_judgement(Judgement(400, 0.99, 0.99, 0.9), tight)
+    with pytest.raises(VerificationError, match=r"top-1 drops from 82.00 % to 81.25 %, by more than 0.5 %"):
+        check_judgement(Judgement(400, 0.99, 0.99, 0.9, 0.8125, 0.82), tight)
+
+
 def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> None:
     halves = data_images(calm.card, calm.photos).calibration
     calibrated, judged = (Photographs(half, 10) for half in halves)
@@ -201,6 +217,9 @@ def test_photographs_are_split_between_calibration_and_judgement(calm: Any) -> N
         ({"int8": "static"}, "give --data FOLDER"),
         ({"int8": "dynamic", "dtype": "fp16"}, "contradicts"),
         ({"calibration_images": 0}, "--calibration-images"),
+        ({"max_drop": 1.0}, "says how much --int8 static may change; add that"),
+        ({"max_drop": 1.0, "int8": "static", "data": Path("x"), "output": "features"}, "has none; give --output both"),
+        ({"max_drop": 0.0, "int8": "static", "data": Path("x")}, "--max-drop"),
     ],
 )
 def test_contradictions_are_refused(options: dict[str, Any], message: str) -> None:

@@ -34,21 +34,32 @@ def equalize(proto: onnx.ModelProto, groups: list[Group], measured: Mapping[str,
     count = 0
     for group in groups:
         own = measured[group.activation]
-        if not group.weighted or group.channels != -1 or not folder.only_read_by(group):
+        # the last block asks with the class token alone: its q reads a slice of what k and v read
+        slices = [
+            g for g in groups if folder.slices(g.activation, group.activation) and _width(g, measured) == len(own.most)
+        ]
+        family = [group, *slices]
+        if not all(g.weighted and g.channels == -1 for g in family) or not folder.only_read_by(group, slices):
             continue
         largest = np.maximum(np.abs(own.least), np.abs(own.most))
-        weight = np.max([np.abs(folder.values[p.weight]).max(1) for p in group.products], 0)
+        products = [product for g in family for product in g.products]
+        weight = np.max([np.abs(folder.values[product.weight]).max(1) for product in products], 0)
         factors = np.maximum(largest, 1e-5) ** strength / np.maximum(weight, 1e-5) ** (1 - strength)
         factors = (factors / np.exp(np.log(factors).mean())).astype(np.float32)
         if not folder.divide(group.activation, factors):
             continue
-        for product in group.products:
+        for product in products:
             folder.set(product.weight, folder.values[product.weight] * factors[:, None])
-        own.least, own.most = own.least / factors, own.most / factors
-        own.parts = [part / factors for part in own.parts]
-        count += 1
+        for each in (measured[g.activation] for g in family):
+            each.least, each.most = each.least / factors, each.most / factors
+            each.parts = [part / factors for part in each.parts]
+        count += len(family)
     folder.store()
     return count
+
+
+def _width(group: Group, measured: Mapping[str, Activation]) -> int:
+    return len(measured[group.activation].most)
 
 
 class _Folder:
@@ -64,11 +75,17 @@ class _Folder:
         self.values[name] = value.astype(np.float32)
         self.changed.add(name)
 
-    def only_read_by(self, group: Group) -> bool:
-        """Return whether a group reads all of its activation, and each weight is read once."""
-        weights = Counter(product.weight for product in group.products)
+    def slices(self, name: str, whole: str) -> bool:
+        """Return whether a value is a slice of another one."""
+        node = self.makers.get(name)
+        return node is not None and node.op_type == "Slice" and node.input[0] == whole
+
+    def only_read_by(self, group: Group, slices: list[Group]) -> bool:
+        """Return whether nothing else reads an activation and slices of it, and each weight is read once."""
+        weights = Counter(product.weight for g in (group, *slices) for product in g.products)
         alone = all(self.uses[name] == count == 1 for name, count in weights.items())
-        return alone and self.uses[group.activation] == len(group.products)
+        own = all(self.uses[g.activation] == len(g.products) for g in slices)
+        return alone and own and self.uses[group.activation] == len(group.products) + len(slices)
 
     def divide(self, name: str, factors: np.ndarray) -> bool:
         """Divide a value's channels by changing what makes it; return whether that is possible."""

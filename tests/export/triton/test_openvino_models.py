@@ -141,6 +141,8 @@ def test_the_config_for_openvino_model_server_is_one_that_openvino_takes(repo: P
         ({"backend": "onnxruntime", "precision": "bf16"}, "is OpenVINO's"),
         ({"backend": "openvino", "dtype": "fp16"}, "--precision rounds"),
         ({"backend": "openvino", "int8": "dynamic", "max_batch_size": 1}, "static int8"),
+        ({"backend": "openvino", "int8": "static"}, "give --data"),
+        ({"backend": "openvino", "max_drop": 1.0}, "--int8 static"),
         ({"backend": "openvino", "with_preproc": True, "ensemble": True}, "prepares images itself"),
         ({"backend": "openvino", "server_device": "gpu"}, "runs on the CPU"),
         ({"backend": "python", "python_runtime": "openvino", "form": "factors"}, "no factors"),

@@ -29,6 +29,7 @@ from vtk.packs.load import card_metadata
 from vtk.packs.pack import save_task
 from vtk.runtime.embedding import tables
 from vtk.runtime.embedding.config import EmbedConfig
+from vtk.runtime.export_facts import Facts
 
 TIMM = {"depth": 2, "embed_dim": 64, "num_heads": 2}
 NAME = "vit_tiny_patch16_224"
@@ -177,7 +178,7 @@ def test_a_backbone_and_a_timm_name_with_weights_need_no_classifier(shop, tmp_pa
     wanted = shop.features([shop.photos / name for name in PATHS], weights="base")
     run(capsys, shop.backbone, shop.photos, "--out", tmp_path / "e.npz")
     np.testing.assert_allclose(read(tmp_path / "e.npz")[2], wanted, atol=2e-6)
-    with pytest.raises(DataError, match="backbone without a classifier.*vtk embed"):
+    with pytest.raises(DataError, match=r"backbone without a classifier.*vtk embed"):
         vtk.open_source(shop.backbone)
     torch.manual_seed(0)
     model = timm.create_model("test_vit", pretrained=False).eval()
@@ -188,6 +189,9 @@ def test_a_backbone_and_a_timm_name_with_weights_need_no_classifier(shop, tmp_pa
     with torch.no_grad():
         wanted = model.forward_head(model.forward_features(images), pre_logits=True).numpy()
     np.testing.assert_allclose(read(tmp_path / "t.npz")[2], wanted, rtol=1e-5, atol=1e-5)
+    vtk.embed(model, EmbedConfig(images=shop.photos, out=tmp_path / "m.npz"))  # of which a copy loses its classifier
+    np.testing.assert_allclose(read(tmp_path / "m.npz")[2], wanted, rtol=1e-5, atol=1e-5)
+    assert isinstance(model.head, torch.nn.Linear)
 
 
 @pytest.mark.parametrize(
@@ -215,20 +219,23 @@ def test_back_ends_agree(shop, tmp_path, capsys, backend):
 def write_file(shop, tmp_path):
     """Write an ONNX file of our card by hand: the features are the image's mean colour."""
 
-    def write(*outputs: str, batch: str | int = "batch") -> Path:
+    def write(*outputs: str, batch: str | int = "batch", name: str = "features") -> Path:
         nodes = [
             helper.make_node("GlobalAveragePool", ["pixel_values"], ["mean"]),
-            helper.make_node("Flatten", ["mean"], ["features"]),
-            helper.make_node("Slice", ["features", "zero", "two", "one"], ["logits"]),
+            helper.make_node("Flatten", ["mean"], [name]),
+            helper.make_node("Slice", [name, "zero", "two", "one"], ["logits"]),
         ]
         numbers = [numpy_helper.from_array(np.array([i]), name) for i, name in enumerate(("zero", "one", "two"))]
         image = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, [batch, 3, 32, 32])
-        widths = {"features": 3, "logits": 2}
-        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, widths[name]]) for name in outputs]
+        widths, given = {"features": 3, "logits": 2}, {"features": name, "logits": "logits"}
+        results = [helper.make_tensor_value_info(given[output], TensorProto.FLOAT, [batch, widths[output]])
+                   for output in outputs]  # fmt: skip
         graph = helper.make_graph(nodes, "by-hand", [image], results, numbers)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-        helper.set_model_props(model, {"vtk": shop.card.to_json()})
-        onnx.save(model, path := tmp_path / f"{'-'.join(outputs)}.onnx")
+        facts = Facts(names={"features": name} if name != "features" else {})
+        helper.set_model_props(model, {"vtk": shop.card.to_json(), **facts.props()})
+        path = tmp_path / f"{'-'.join(outputs)}.onnx"
+        onnx.save(model, path)
         return path
 
     return write
@@ -239,8 +246,9 @@ def write_file(shop, tmp_path):
     [(("features",), 2, "ort-cpu"), (("logits", "features"), "batch", "ort-cpu"), (("features",), "batch", "openvino")],
 )
 def test_an_exported_file_gives_its_features(shop, tmp_path, capsys, write_file, outputs, batch, backend):
+    name = "embedding" if batch == 2 else "features"  # of `--output-name`
     own = ("--backend", backend, "--precision", "fp32") if backend == "openvino" else ()
-    result = run(capsys, write_file(*outputs, batch=batch), shop.photos, "--out", tmp_path / "e.npz", *own)
+    result = run(capsys, write_file(*outputs, batch=batch, name=name), shop.photos, "--out", tmp_path / "e.npz", *own)
     transform = eval_transform(shop.card.input)
     images = [transform(Image.open(shop.photos / name).convert("RGB")) for name in PATHS]
     wanted = torch.stack([image.mean((1, 2)) for image in images])
@@ -304,6 +312,13 @@ def test_row_groups_bound_what_is_in_memory(tmp_path, monkeypatch):
     assert json.loads(file.schema_arrow.metadata[b"vtk"])["model"] == "m"
     assert file.read()["path"][0].as_py() == "caf\\xe90"
     assert np.array_equal(np.array(file.read()["embedding"].to_pylist()), rows)
+
+
+def test_it_stays_on_the_cores_it_is_given(shop, tmp_path, monkeypatch):
+    core, seen = max(before := os.sched_getaffinity(0)), []
+    monkeypatch.setattr("vtk.runtime.embedding.embed.check_out", lambda *a, **k: seen.append(os.sched_getaffinity(0)))
+    vtk.embed(shop.pack, EmbedConfig(images=shop.photos / PATHS[0], out=tmp_path / "e.csv", cpus=str(core)))
+    assert seen == [{core}] and os.sched_getaffinity(0) == before
 
 
 def test_names_of_tables_are_checked(shop, tmp_path):

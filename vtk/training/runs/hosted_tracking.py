@@ -195,6 +195,7 @@ class MLflow(HostedTracker):
             tags = {"mlflow.parentRunId": above} if above else None
             key = client.create_run(place, run_name=self.title, tags=tags).info.run_id
         mlflow.set_tracking_uri(uri)
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # standard output is the result's
         self._tracker: Any = MLflowTracker(experiment, run_id=key, nested_run=True)
         self._tracker.run_id = key  # Accelerate would let MLFLOW_RUN_ID replace it
         self._key = key

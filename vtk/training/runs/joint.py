@@ -88,7 +88,7 @@ class JointRun:
                     console.say(f"{out} is complete: nothing is left to train")
                     for task in tasks.values():
                         task.print_best()
-                        task.writer.write_missing()
+                        task.write_missing()
                 return self._result(math.nan, stopped=False)
         if main:
             self._begin()

@@ -57,7 +57,7 @@ class Run:
                     outputs.sweep(out)
                     console.say(f"{out} is complete: nothing is left to train")
                     task.print_best()
-                    task.writer.write_missing()
+                    task.write_missing()
                 return task.result(math.nan, self.prepared.settled.memory, stopped=False)
         if ranks.main:
             rule = (self.prepared.settled.rule_line,) if self.prepared.settled.step_rule is not None else ()

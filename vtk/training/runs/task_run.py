@@ -1,7 +1,8 @@
 """One task while its run trains: evaluates each epoch, has the best written, and reports the result."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -24,8 +25,10 @@ from vtk.training.runs.held_out_answers import HeldOutAnswers
 from vtk.training.runs.history import History
 from vtk.training.runs.image_list import write_images
 from vtk.training.runs.prepare import PreparedTask
-from vtk.training.runs.tracking import open_trackers
+from vtk.training.runs.tracking import complete_trackers, open_trackers
 from vtk.training.runs.writer import Writer
+
+T = TypeVar("T")
 
 
 class TaskRun:
@@ -89,11 +92,20 @@ class TaskRun:
         write_json(out / "audit.json", task.audit.to_dict())
         write_images(out, task.audit)
         write_json(out / "census.json", task.census.to_dict())
-        trackers = open_trackers(
-            config.track, out, plan.command, self.history.rows, home=out.parent if plan.title else None,
+        self.callbacks.attach(*self._track(open_trackers), EpochLines(plan.title, self.planned))
+
+    def _track(self, open_: Callable[..., T]) -> T:
+        """Call a function of `vtk.training.runs.tracking` with what it needs of this task."""
+        config, plan = self.prepared.config, self.plan
+        return open_(
+            config.track, plan.out, plan.command, self.history.rows, home=plan.out.parent if plan.title else None,
             values=config_values(config),
         )  # fmt: skip
-        self.callbacks.attach(*trackers, EpochLines(plan.title, self.planned))
+
+    def write_missing(self) -> None:
+        """Write what a complete run lacks: files that its options now ask for, and epochs in its trackers."""
+        self.writer.write_missing()
+        self._track(complete_trackers)
 
     def live_state(self) -> dict[str, Tensor]:
         """Return the tensors that training changes, on the CPU: fp32 masters, and buffers; of a CPU model no copies."""

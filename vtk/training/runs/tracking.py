@@ -106,9 +106,24 @@ def open_trackers(
         values: its options, which hosted trackers show.
     """
     more: list[Callback] = [TensorBoard(out, command, rows)] if "tensorboard" in names else []
+    return [MetricsFiles(out, rows), *more, *_open_hosted(names, out, command, rows, home, values)]
+
+
+def complete_trackers(
+    names: Sequence[str], out: Path, command: str, rows: Sequence[Mapping[str, float]], *,
+    home: Path | None = None, values: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    """Add the epochs of a complete run that hosted trackers lack; arguments as of `open_trackers`."""
+    for tracker in _open_hosted(names, out, command, rows, home, values):
+        tracker.on_end()
+
+
+def _open_hosted(
+    names: Sequence[str], out: Path, command: str, rows: Sequence[Mapping[str, float]], home: Path | None,
+    values: Mapping[str, Any] | None,
+) -> list[Callback]:  # fmt: skip
     own = {"command": command, **(values or {})}
-    more += [kind(out, home or out, own, rows) for name, kind in _HOSTED.items() if name in names]
-    return [MetricsFiles(out, rows), *more]
+    return [kind(out, home or out, own, rows) for name, kind in _HOSTED.items() if name in names]
 
 
 def write_rows(out: Path, rows: Sequence[Mapping[str, float]]) -> None:

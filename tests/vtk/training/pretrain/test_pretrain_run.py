@@ -101,6 +101,19 @@ def test_the_tokenizer_is_reused_and_belongs_to_the_run(pretraining, tmp_path):
 
 
 @pytest.mark.usefixtures("drawn")
+def test_trackers_have_each_epoch_once_also_after_a_resume(pretraining, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    build = lambda **more: pretraining(out=tmp_path / "run", track=("tensorboard",), **more)  # noqa: E731
+    pretrain(build(stop_after=1))
+    rows = pretrain(build(resume=True)).rows
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("val/loss")]
+    assert found == [(epoch, pytest.approx(row["val_loss"], rel=1e-6)) for epoch, row in enumerate(rows, 1)]
+    assert len(found) == 2
+
+
+@pytest.mark.usefixtures("drawn")
 def test_resume_refuses_other_flags_and_leaves_the_run_alone(pretraining, tmp_path):
     config = pretraining(stop_after=1)
     pretrain(config)

@@ -99,6 +99,9 @@ def test_no_failure_of_a_tracker_ends_a_run(config, recorder, capsys):
     result = finetune(config(epochs=2, track=("wandb",)))
     assert [row["epoch"] for row in epochs_of(result.out)] == ["1", "2"] and (result.task / "task.json").is_file()
     assert "metrics.csv has" in capsys.readouterr().err
+    recorder.fault = ""
+    finetune(config(epochs=2, resume=True, track=("wandb",)))  # nothing is left to train
+    assert [epoch for epoch, _ in recorder.seen] == [1, 2]
 
 
 def test_a_package_that_cannot_be_imported_is_warned_of(tmp_path, monkeypatch, capsys):
@@ -173,7 +176,8 @@ def wandb_rows(out: Path) -> list[dict[int, dict[str, float]]]:
         for history in (Record.FromString(data).history for data in wandb_records(file.read_bytes())):
             items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in history.item}
             if items:
-                assert (step := int(items["_step"])) not in rows
+                step = int(items["_step"])
+                assert step not in rows
                 rows[step] = {key: value for key, value in items.items() if not key.startswith("_")}
         found.append(rows)
     return found
@@ -213,12 +217,13 @@ def _without_sqlalchemy(find):
 
 
 @pytest.mark.slow
-def test_real_trackers_side_by_side_have_every_epoch_once_after_a_resume(config, offline):
+def test_real_trackers_side_by_side_have_every_epoch_once_after_a_resume(config, offline, capsys):
     names = ("wandb", "mlflow", "tensorboard")
     finetune(config(epochs=3, stop_after=1, track=names))
     result = finetune(config(epochs=3, resume=True, track=names))
     assert wandb_rows(result.out) == [wanted(result)]
     assert mlflow_rows(result.out, result.out) == wanted(result)
+    assert capsys.readouterr().out == ""  # it is the result's, with --json
     first = hosted.read_record(result.out)
     again = finetune(config(epochs=1, overwrite=True, track=("mlflow",)))
     assert mlflow_rows(again.out, again.out) == wanted(again) and hosted.read_record(again.out).keys() == {"mlflow"}
