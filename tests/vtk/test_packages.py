@@ -25,11 +25,13 @@ PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 SLIM = sorted((REPO / "requirements").glob("*.txt"))
 OURS = {"vtk", "vtk_export", "vtk_kernels"}
 OPTIONAL = {
+    "mlflow-skinny": "`--track mlflow`, by the extra `mlflow`; asked for where it is named",
     "nvidia-ml-py": "clocks and energy of NVIDIA GPUs, by the extra `nvml`; left out where it is absent",
     "openvino": "runs ONNX files and IR on CPUs, by the extra `openvino`; asked for where it is named",
     "pyarrow": "tables of labels in parquet, by the extra `parquet`; asked for when one is read",
     "tensorrt": "runs built engines; belongs to a machine's CUDA, so the user installs the one that fits",
     "transformers": "looks whether it loads what `tasks merge --format hf` writes; comes with PEFT, left out if absent",
+    "wandb": "`--track wandb`, by the extra `wandb`; asked for where it is named",
 }
 SERVED = {
     "triton_python_backend_utils",
@@ -89,7 +91,6 @@ def test_what_is_imported_is_declared() -> None:
 
 def test_what_is_declared_is_imported_or_needed_by_what_is() -> None:
     indirect = {
-        "accelerate",  # imported by name, in runs of several processes
         "onnxscript",  # torch's ONNX exporter is written in it
         "onnxruntime",  # where there is no onnxruntime-gpu
     }
