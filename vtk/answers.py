@@ -130,12 +130,13 @@ def embed(source: "Openable", config: EmbedConfig, **opening: Unpack[Opening]) -
     from vtk.runtime.embedding.embed import FEATURES, check_features, embed_images
 
     expect(config, EmbedConfig, "embed")
-    if config.backend is not None:
-        check_backend(config.backend)
-    opened = open_with_notes(source, features=True, **opening)
-    check_features(opened, config.backend)
-    with runnable(opened, config.backend, output=FEATURES) as run:
-        return embed_images(run, config)
+    with pinned(config.cpus, config.threads) as threads:
+        if config.backend is not None:
+            check_backend(config.backend)
+        opened = open_with_notes(source, features=True, **opening)
+        check_features(opened, config.backend)
+        with runnable(opened, config.backend, output=FEATURES) as run:
+            return embed_images(run, replace(config, threads=threads))
 
 
 @contextlib.contextmanager

@@ -314,6 +314,13 @@ def test_row_groups_bound_what_is_in_memory(tmp_path, monkeypatch):
     assert np.array_equal(np.array(file.read()["embedding"].to_pylist()), rows)
 
 
+def test_it_stays_on_the_cores_it_is_given(shop, tmp_path, monkeypatch):
+    core, seen = max(before := os.sched_getaffinity(0)), []
+    monkeypatch.setattr("vtk.runtime.embedding.embed.check_out", lambda *a, **k: seen.append(os.sched_getaffinity(0)))
+    vtk.embed(shop.pack, EmbedConfig(images=shop.photos / PATHS[0], out=tmp_path / "e.csv", cpus=str(core)))
+    assert seen == [{core}] and os.sched_getaffinity(0) == before
+
+
 def test_names_of_tables_are_checked(shop, tmp_path):
     with pytest.raises(UsageError, match=r"`--out` is \S+e.txt; allowed is a name that ends in .parquet, .npz, .csv"):
         EmbedConfig(images=shop.photos, out=tmp_path / "e.txt")

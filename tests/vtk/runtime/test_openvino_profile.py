@@ -71,8 +71,10 @@ def test_memory_of_an_ir_is_that_of_the_onnx_file_it_was_made_from(tmp_path: Pat
     rng = np.random.default_rng(0)
     one = numpy_helper.from_array(rng.normal(size=(72, 40)).astype("float32"), "one")
     two = numpy_helper.from_array(rng.normal(size=(40, 3)).astype("float32"), "two")
-    nodes = [helper.make_node("MatMul", ["pixel_values", "one"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
-             helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("MatMul", ["c", "two"], ["logits"])]  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["pixel_values", "one"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("MatMul", ["c", "two"], ["logits"]),
+    ]  # fmt: skip
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size])
               for name, size in (("pixel_values", 72), ("logits", 3))]  # fmt: skip
     graph = helper.make_graph(nodes, "g", values[:1], values[1:], [one, two])
