@@ -22,7 +22,7 @@ RECORDS = TESTS / "records.json"
 MARK = "record"
 """Fixture by whose name a test is recognised as one that leaves rows."""
 
-OUTCOMES = {"run": "run", "converted": "converted only"}
+OUTCOMES = {"run": "run", "converted": "converted only", "checked": "accepted"}
 UNTRIED = {
     "Core ML on macOS and iOS": "what `coremltools` makes is only read back; a Mac runs it",
     "onnxruntime-web in a browser": "its WebAssembly runs in Node here; WebGPU and WebNN need a browser",
@@ -37,6 +37,7 @@ HEAD = """# Other tools
 Written by `make docs` from what the tests of `make test-peers` recorded; do not edit by hand. Each row is a test that
 passed: the tool runs in an environment without vtk, on a file that vtk wrote. *Run*: its outputs were compared.
 *Converted only*: its result was read back, inputs, outputs and operators were compared, and nothing here can run it.
+*Accepted*: a checker of files found nothing.
 The difference is the largest one of the logits, as a share of the largest logit: of a conversion from the file it was
 made of, else from PyTorch, or from ONNX Runtime on the same file. Files of half precision and int8 round in another
 order everywhere.

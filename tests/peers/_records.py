@@ -31,7 +31,7 @@ class Row:
         tool: its name.
         version: that ran.
         file: of ours, in the words of the table.
-        outcome: ``run`` or ``converted``.
+        outcome: ``run``, ``converted`` or ``checked``.
         difference: largest one of the outputs from PyTorch's, as a share of the largest output; None if not compared.
     """
 

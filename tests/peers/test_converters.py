@@ -140,7 +140,7 @@ def test_the_version_converter_moves_the_file_to_other_opsets(kind, foreign, rec
     worst, first, last = foreign(f"lowest = {lowest}\n{OPSETS}")
     assert worst < 1e-5
     record(
-        "ONNX version converter", f"`export onnx`: {kind}, opsets {first:.0f} to {last:.0f}", difference=float(worst)
+        "ONNX version converter", f"`export onnx`: {kind} (opsets {first:.0f} to {last:.0f})", difference=float(worst)
     )
 
 

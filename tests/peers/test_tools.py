@@ -103,7 +103,8 @@ def test_stock_tools_take_the_file(kind: str, foreign: Any, record: Any, pack: P
     said = "import sys\nprint({!r}, file=sys.stderr, flush=True)\n"  # the last one is the one that failed
     foreign(FEED + facts + "".join(said.format(name) + code for name, code in tools.items()))
     for name in tools:
-        record(NAMES.get(name, name), f"`export onnx`: {kind}")
+        outcome = "checked" if name == "checker" else "run"
+        record(NAMES.get(name, name), f"`export onnx`: {kind}", outcome=outcome)
 
 
 def test_the_page_of_an_export_runs_where_only_onnx_runtime_is(old: Any, pack: Path, tmp_path: Path) -> None:

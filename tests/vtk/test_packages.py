@@ -31,6 +31,7 @@ OPTIONAL = {
     "pyarrow": "tables of labels in parquet, by the extra `parquet`; asked for when one is read",
     "tensorrt": "runs built engines; belongs to a machine's CUDA, so the user installs the one that fits",
     "wandb": "`--track wandb`, by the extra `wandb`; asked for where it is named",
+    "transformers": "looks whether it loads what `tasks merge --format hf` writes; comes with PEFT, left out if absent",
 }
 SERVED = {
     "triton_python_backend_utils",

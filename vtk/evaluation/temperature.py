@@ -58,7 +58,10 @@ def describe(found: Calibration) -> str:
     halves = f"fitted on {found.count} held-out images, judged on {found.judged} others"
     before, after, chance = (100 * e for e in (found.ece_before, found.ece_after, found.ece_by_chance))
     if found.temperature == 1:
-        return f"probabilities stay as they are: no temperature was better ({halves}); ECE {after:.1f} points"
+        return (
+            f"probabilities stay as they are: a temperature ({halves}) neither halved the calibration error nor "
+            f"brought it within chance, or raised the NLL; ECE {after:.1f} points"
+        )
     return (
         f"probabilities are calibrated with temperature {found.temperature:.3g} ({halves}): ECE {before:.1f} → "
         f"{after:.1f} points (chance: up to {chance:.1f}), NLL {found.nll_before:.3f} → {found.nll_after:.3f}"

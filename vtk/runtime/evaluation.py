@@ -215,6 +215,7 @@ def _write(result: EvalResult, out: Path) -> None:
         write_json(staged / "metrics.json", result.to_dict())
         write_text(staged / "per_class.csv", per_class_csv(result.metrics, result.abstained))
         if isinstance(result.metrics, Metrics):
-            confusion_png(result.metrics, staged / "confusion.png", result.abstained)
+            more = () if result.abstained is None else (result.abstained,)
+            confusion_png(result.metrics, staged / "confusion.png", *more)
     drawn = "" if result.multi_label else ", confusion.png"
     console.say(f"written: {out}/metrics.json, per_class.csv{drawn}")

@@ -126,7 +126,7 @@ class _Handler:
     def text(self, data: str) -> None:
         if self.path[:2] == ["net", "rt_info"] or not data.strip():
             return
-        self.hash.update(repr(data.strip()).encode("utf-8", "surrogatepass"))
+        self.hash.update(repr(data).encode("utf-8", "surrogatepass"))
         if self.path[-1] == "dim" and len(self.path) == 6 and len(self.dims) < _MOST_RANK:
             size = int(data)
             self.dims.append(None if size < 0 else size)

@@ -13,7 +13,7 @@ from vtk.errors import VerificationError
 from vtk_export.int8.activations import Activation, measure_activations
 from vtk_export.int8.equalize import equalize
 from vtk_export.int8.products import Group, constants, find_groups
-from vtk_export.int8.qdq import insert, round_weight
+from vtk_export.int8.qdq import insert
 from vtk_export.int8.ranges import Scale, choose_scale
 from vtk_export.int8.recipe import Recipe
 
@@ -26,25 +26,18 @@ class Plan:
         proto: fp32, equalised: its outputs are those of the original up to rounding.
         groups: of products that may be quantised.
         scales: of their activations.
-        shifts: constant vector → what to add to it, (out,), where the product before it is in int8.
         recipe: how it was made.
     """
 
     proto: onnx.ModelProto
     groups: tuple[Group, ...]
     scales: dict[str, Scale]
-    shifts: dict[str, np.ndarray]
     recipe: Recipe
 
     def graph(self, kept: frozenset[str] = frozenset()) -> onnx.ModelProto:
         """Return the int8 graph, in which the groups of these activations stay in float."""
         groups = [group for group in self.groups if group.activation not in kept]
-        own = constants(self.proto.graph)
-        biases = {
-            product.bias: own[product.bias] + self.shifts[product.bias]
-            for group in groups for product in group.products if product.bias in self.shifts
-        }  # fmt: skip
-        return insert(self.proto, groups, self.scales, biases)
+        return insert(self.proto, groups, self.scales)
 
 
 def prepare(
@@ -77,15 +70,14 @@ def prepare(
     plain.CopyFrom(proto)
     plain.graph.ClearField("value_info")
     if not measured:
-        return Plan(plain, tuple(groups), {}, {}, recipe)
+        return Plan(plain, tuple(groups), {}, recipe)
     equalize(plain, groups, measured, recipe.equalize)
     weights = constants(plain.graph)
     scales = {
         group.activation: choose_scale(own.rows, own.least, own.most, _importance(group, weights, own), recipe)
         for group in groups for own in (measured[group.activation],)
     }  # fmt: skip
-    shifts = _shifts(groups, weights, measured, scales) if recipe.correct_bias else {}
-    return Plan(plain, tuple(groups), scales, shifts, recipe)
+    return Plan(plain, tuple(groups), scales, recipe)
 
 
 def quantize(
@@ -110,19 +102,3 @@ def _importance(group: Group, weights: dict[str, np.ndarray], own: Activation) -
             others = tuple(i for i in range(weights[product.weight].ndim) if i != channel)
             total += (weights[product.weight].astype(np.float64) ** 2).sum(others)
     return total if total.any() else np.ones_like(total)
-
-
-def _shifts(
-    groups: list[Group], weights: dict[str, np.ndarray], measured: dict[str, Activation], scales: dict[str, Scale]
-) -> dict[str, np.ndarray]:
-    """Return the mean error of each product with a bias of its own, (out,)."""
-    found: dict[str, np.ndarray] = {}
-    for group in groups:
-        rows = measured[group.activation].rows
-        exact, rounded = rows.mean(0, dtype=np.float64), scales[group.activation].round(rows).mean(0, dtype=np.float64)
-        for product in group.products:
-            if product.bias and product.axis == 1:
-                weight = weights[product.weight]
-                codes, scale = round_weight(weight, product.axis)
-                found[product.bias] = exact @ weight - rounded @ (codes * scale)
-    return found

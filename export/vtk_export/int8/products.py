@@ -18,14 +18,12 @@ class Product:
         inputs: positions of its inputs that are activations.
         weight: name of its constant, "" for a product of two activations.
         axis: of the weight's output channels.
-        bias: name of the constant vector that is added to it, "" without one of its own.
     """
 
     output: str
     inputs: tuple[int, ...]
     weight: str = ""
     axis: int = 0
-    bias: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,14 +69,13 @@ def find_groups(graph: onnx.GraphProto, *, attention: bool = False) -> list[Grou
         graph: fp32.
         attention: whether to take products of two activations.
     """
-    weights, uses = constants(graph), count_uses(graph)
-    adds = {name: node for node in graph.node if node.op_type == "Add" for name in node.input}
+    weights = constants(graph)
     late: set[str] = set()  # values that a product is behind
     found: dict[str, list[Product]] = {}
     channels: dict[str, int] = {}
     for node in graph.node:
         behind = any(name in late for name in node.input)
-        product = _product(node, weights, uses, adds)
+        product = _product(node, weights)
         if product is not None and behind and (product.weight or attention):
             for i in product.inputs:
                 found.setdefault(node.input[i], []).append(product)
@@ -92,24 +89,13 @@ def _is_gemm(node: onnx.NodeProto, weights: Mapping[str, np.ndarray]) -> bool:
     return node.op_type in ("Gemm", "Conv") and node.input[1] in weights
 
 
-def _product(
-    node: onnx.NodeProto, weights: Mapping[str, np.ndarray], uses: Counter[str], adds: Mapping[str, onnx.NodeProto]
-) -> Product | None:
+def _product(node: onnx.NodeProto, weights: Mapping[str, np.ndarray]) -> Product | None:
     if node.op_type == "Conv":
         weight = weights.get(node.input[1])
-        if weight is None or weight.shape[1] == 1:
-            return None
-        bias = node.input[2] if len(node.input) > 2 and uses[node.input[2]] == 1 else ""
-        return Product(node.output[0], (0,), node.input[1], 0, bias)
+        return None if weight is None or weight.shape[1] == 1 else Product(node.output[0], (0,), node.input[1], 0)
     if node.op_type != "MatMul" or node.input[0] in weights:
         return None
     weight = weights.get(node.input[1])
     if weight is None:
         return Product(node.output[0], (0, 1))
-    if weight.ndim != 2:
-        return None
-    add, bias = adds.get(node.output[0]), ""
-    if add is not None and uses[node.output[0]] == 1:
-        others = [name for name in add.input if name in weights and weights[name].shape == (weight.shape[1],)]
-        bias = others[0] if len(others) == 1 and uses[others[0]] == 1 else ""
-    return Product(node.output[0], (0,), node.input[1], 1, bias)
+    return Product(node.output[0], (0,), node.input[1], 1) if weight.ndim == 2 else None

@@ -19,9 +19,7 @@ def round_weight(weight: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]
     return codes, scale.ravel()
 
 
-def insert(
-    proto: onnx.ModelProto, groups: Iterable[Group], scales: Mapping[str, Scale], biases: Mapping[str, np.ndarray]
-) -> onnx.ModelProto:
+def insert(proto: onnx.ModelProto, groups: Iterable[Group], scales: Mapping[str, Scale]) -> onnx.ModelProto:
     """Return a copy of an fp32 graph whose products read int8.
 
     The readers of an activation share one QuantizeLinear and one DequantizeLinear: ONNX Runtime and OpenVINO then round
@@ -31,7 +29,6 @@ def insert(
         proto: the graph.
         groups: products to quantise.
         scales: of their activations.
-        biases: new values of constants, by name.
     """
     result = onnx.ModelProto()
     result.CopyFrom(proto)
@@ -49,11 +46,9 @@ def insert(
     del graph.node[:]
     graph.node.extend(copies)
     used = {name for node in graph.node for name in node.input}
-    kept = [t for t in graph.initializer if t.name in used and t.name not in biases]
-    new = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in biases.items()]
-    kept = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
+    kept = [onnx.TensorProto.FromString(t.SerializeToString()) for t in graph.initializer if t.name in used]
     del graph.initializer[:]
-    graph.initializer.extend([*kept, *new, *writer.added])
+    graph.initializer.extend([*kept, *writer.added])
     return result
 
 

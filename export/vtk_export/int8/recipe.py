@@ -22,7 +22,6 @@ class Recipe:
         percentile: share of the values, in percent, within the range of ``percentile``.
         equalize: exponent of SmoothQuant (Xiao et al., 2023, equation 4) in what is folded into the norm before a
             product; 0 folds nothing.
-        correct_bias: add each product's mean error on the calibration images to its bias (Nagel et al., 2019).
         symmetric: activations are int8 with zero point 0, as TensorRT takes them; else uint8 with a zero point, which
             has twice as many steps for what is mostly positive.
         attention: quantise the two products of attention as well.
@@ -35,7 +34,6 @@ class Recipe:
     ranges: Literal["minmax", "percentile", "mse"] = "mse"
     percentile: float = 99.999
     equalize: float = 0.5
-    correct_bias: bool = True
     symmetric: bool = False
     attention: bool = False
     kept: frozenset[str] = frozenset()

@@ -22,6 +22,7 @@ from vtk.runtime.opening import open_with_notes
 from vtk.runtime.openvino_runtime import check_precision, default_precision
 from vtk.runtime.source import Opening
 from vtk_export.gate.images import GateInputs, gate_inputs
+from vtk_export.gate.openvino_sessions import opener
 from vtk_export.gate.zero_head import FILLED, fill_zero_head, say_zero_head
 from vtk_export.graph.unknown import UNKNOWN
 from vtk_export.onnx.build import File, build
@@ -29,7 +30,7 @@ from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.onnx.unknown_gate import gate_unknown
 from vtk_export.openvino import ir, preproc, unknown
 from vtk_export.openvino.config import OpenvinoConfig
-from vtk_export.openvino.gate import Verified, check_zeros, opener, verify, verify_preproc, verify_structure
+from vtk_export.openvino.gate import Verified, check_zeros, verify, verify_preproc, verify_structure
 from vtk_export.openvino.readme import MARKS, page
 from vtk_export.output_folder import move, workspace
 from vtk_export.readme import README

@@ -1,5 +1,6 @@
 """Options of ``vtk export triton``; free of torch."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,6 +17,7 @@ from vtk.options.shared import (
     Int8,
     JudgeImages,
     KeepIoTypes,
+    MaxDrop,
     NumClasses,
     Opset,
     Pretrained,
@@ -30,6 +32,7 @@ from vtk.options.shared import (
     VerifyDataOf,
 )
 from vtk_export.onnx.config import derive
+from vtk_export.openvino.config import OpenvinoConfig
 from vtk_export.options import RunTime
 from vtk_export.targets import Target, parse_target
 from vtk_export.tasks.config import FactorType
@@ -134,6 +137,7 @@ class TritonConfig(Config):
     ] = "auto"
     keep_io_types: KeepIoTypes = False
     int8: Int8 = None
+    max_drop: MaxDrop = None
     calibration_images: CalibrationImages = 128
     opset: Opset = 18
     target: RunTime = None
@@ -212,6 +216,24 @@ class TritonCommand(TritonConfig):
         return {"out": out, "data": data, "dtype": dtype, "softmax": softmax, "with_preproc": with_preproc,
                 "input_name": (), "output_name": ()}  # fmt: skip
 
+    def openvino_config(self, out: Path, data: Path | None, **others: Any) -> OpenvinoConfig:
+        """Return the options of a file for OpenVINO.
+
+        Args:
+            out: its folder.
+            data: images of its source.
+            others: further options.
+
+        Raises:
+            UsageError: as of `OpenvinoConfig`.
+        """
+        names = {f.name for f in dataclasses.fields(OpenvinoConfig)} & {f.name for f in dataclasses.fields(self)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        precision = None if self.precision == "auto" else self.precision
+        ours = {"out": out, "data": data, "dtype": "fp32", "precision": precision, "with_preproc": False,
+                "softmax": False, "input_name": (), "output_name": (), "profile": ()}  # fmt: skip
+        return OpenvinoConfig(**{**values, **ours, **others})
+
     @property
     def names(self) -> dict[str, str]:
         """Names of the model's inputs and outputs that were given, by the toolkit's own."""
@@ -242,6 +264,8 @@ class TritonCommand(TritonConfig):
         if self.engine is not None and len(self.sources) > 1:
             raise UsageError(f"`--engine` {self.engine} belongs to one source, not to {len(self.sources)}; export "
                              "them one by one")  # fmt: skip
-        if self.server != "vtk" and not self.in_openvino:
-            data = Path() if self.data else None
+        data = Path() if self.data else None
+        if self.in_openvino:
+            self.openvino_config(Path(), data)  # has its own checks
+        elif self.server != "vtk":
             derive(self, **self.onnx_options(Path(), data, with_preproc=self.ensemble is False))  # has its own checks

@@ -165,7 +165,7 @@ def _vtk(config: "TritonCommand") -> Reasons:
     return {
         "--static-batch": config.static_batch and _BANK, "--keep-io-types": config.keep_io_types and _BANK,
         f"--opset {config.opset}": config.opset != OPSETS.start and _BANK, "--fuse": config.fuse is not None and _BANK,
-        f"--int8 {config.int8}": config.int8 and _BANK,
+        f"--int8 {config.int8}": config.int8 and _BANK, "--max-drop": config.max_drop is not None and _BANK,
         "--profile": bool(config.profile) and f"{_BANK}, and `vtk profile PACK --backends bank` measures it",
         "--engine": config.engine and _BANK, "--unverified": config.unverified and _BANK,
     }  # fmt: skip

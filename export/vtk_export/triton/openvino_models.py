@@ -14,7 +14,6 @@ from vtk.formats import write_json
 from vtk.runtime.source import Source
 from vtk.runtime.weight_digests import file_digest
 from vtk_export.graph.unknown import UNKNOWN
-from vtk_export.openvino.config import OpenvinoConfig
 from vtk_export.openvino.export import OpenvinoResult, export_openvino
 from vtk_export.readme import README
 from vtk_export.tasks.index import temperature_entry
@@ -123,12 +122,7 @@ def model_server_config(name: str, config: TritonCommand, precision: str) -> dic
 def _export(
     source: Source, out: Path, config: TritonCommand, data: Path | None, *, show: bool, **options: Any
 ) -> OpenvinoResult:
-    made = OpenvinoConfig(
-        out=out, precision=None if config.precision == "auto" else config.precision, int8=config.int8,  # type: ignore[arg-type]  # `dynamic` is refused with the other options
-        static_batch=config.static_batch, calibration_images=config.calibration_images, data=data, split=config.split,
-        images=config.images, fuse=config.fuse, seed=config.seed, threads=config.threads, **options,
-    )  # fmt: skip
-    return export_openvino(source, made, show=show)
+    return export_openvino(source, config.openvino_config(out, data, **options), show=show)
 
 
 def _results(result: OpenvinoResult) -> dict[str, object]:

@@ -80,7 +80,7 @@ def test_a_slice_is_equalised_with_what_it_is_a_slice_of(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_products_are_the_formula_of_rounded_numbers(signed: bool, tmp_path: Path) -> None:
-    recipe = Recipe(equalize=0, correct_bias=False, ranges="minmax", symmetric=signed)
+    recipe = Recipe(equalize=0, ranges="minmax", symmetric=signed)
     proto = block()
     result = quantize(proto, batches(16), card(), recipe, folder=tmp_path, threads=1)
     x, weight = _run(proto, "norm").astype(np.float64), _constants(proto)["up"].astype(np.float64)
@@ -123,17 +123,6 @@ def test_equalising_and_ranges_by_error_each_bring_the_outputs_nearer(tmp_path: 
     assert equal < 0.6 * plain
 
 
-def test_the_mean_error_of_a_product_goes_into_its_bias(tmp_path: Path) -> None:
-    calibration = list(IMAGES.split(1))
-    proto = block()
-    means = []
-    for corrected in (True, False):
-        recipe = Recipe(equalize=0, ranges="percentile", percentile=90, correct_bias=corrected)
-        result = quantize(proto, calibration, card(), recipe, folder=tmp_path, threads=1)
-        means.append(np.abs((_run(result, "gate") - _run(proto, "gate")).mean((0, 1))).max())
-    assert means[0] < 1e-4 < 1e-2 < means[1]
-
-
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_the_range_of_least_error_is_that_of_a_search(symmetric: bool) -> None:
     rng = np.random.default_rng(0)
@@ -169,7 +158,6 @@ def test_the_first_product_and_the_classifier_stay_in_float() -> None:
         "norm": ["up", "side"],
         "hidden": ["down"],
     }
-    assert [product.bias for group in groups for product in group.products] == ["up_bias", "side_bias", "down_bias"]
 
 
 def test_openvino_runs_the_graph_in_int8_with_onnxruntimes_outputs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ openvino = pytest.importorskip("openvino")
 from openvino import opset13 as op  # noqa: E402
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-SIZES = ((40, 60), (61, 33), (20, 90), (7, 5), (32, 48), (64, 96), (33, 131))
+SIZES = ((40, 60), (61, 33), (20, 90), (7, 5), (32, 48), (64, 96), (131, 34))
 
 
 def identity(spec: InputSpec) -> Any:
@@ -46,29 +46,40 @@ def test_images_of_any_size_are_prepared_as_by_pillow(
     run, transform = compiled(identity(spec)), eval_transform(spec)
     rng, std = np.random.default_rng(0), np.array(spec.std)[:, None, None]
     for height, width in SIZES:
-        cells = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8))
+        tall = height > 3 * width  # its rows are filtered first, which shows in noise
+        cells = Image.fromarray(rng.integers(0, 256, (height, width, 3) if tall else (5, 5, 3), dtype=np.uint8))
         image = np.asarray(cells.resize((width, height), Image.Resampling.BICUBIC))
         want = transform(take_image(image, 3, Decoding.of(spec))).numpy()
         got = run(np.stack([image[::-1], image]))[0][1]
         levels = np.abs(got - want) * std * 255
-        # a level where a value is half between two, another where such a row is filtered once more
+        # a level where a value is half between two, a second where such a row is filtered once more
         assert levels.max() < 2.01 and levels.mean() < 0.2, (height, width)
 
 
 def test_sizes_are_pillows_for_every_image() -> None:
-    """On a few thousand images: the plugin divides in single precision, of which a ratio that is whole is one off."""
+    """On a few thousand images, up to the largest that a card allows."""
     spec = InputSpec(336, 252, resize_mode="crop", crop_pct=0.9)
     steps, sides = preproc._Steps(spec), [op.parameter([-1], np.int64) for _ in range(2)]
     results = [op.result(side) for side in steps.sizes(*sides)]
     run = compiled(openvino.Model(results, sides))
     rng = np.random.default_rng(0)
-    height, width = rng.integers(1, 9000, (2, 4000))
+    height, width = rng.integers(1, 60000, (2, 4000))
     rows, columns = run([height, width]).values()
     cover = [int(side / 0.9) for side in spec.size]
     ratio = np.minimum(height / cover[0], width / cover[1])
     # timm's ResizeKeepRatio
     np.testing.assert_array_equal(rows, np.maximum(np.rint(height / ratio), 1))
     np.testing.assert_array_equal(columns, np.maximum(np.rint(width / ratio), 1))
+
+
+def test_quotients_are_exact_where_the_plugin_is_one_off() -> None:
+    steps, (number, divisor) = preproc._Steps(InputSpec(8, 8)), [op.parameter([-1], np.int64) for _ in range(2)]
+    run = compiled(openvino.Model([op.result(steps.divided(number, divisor))], [number, divisor]))
+    rng = np.random.default_rng(0)
+    below = rng.integers(1 << 14, 1 << 16, 5000)
+    # next to a multiple, beyond what single precision holds, as a side times a target is
+    above = rng.integers(1 << 25, 1 << 30, 5000) // below * below + rng.integers(-1, 2, 5000)
+    np.testing.assert_array_equal(run([above, below])[0], above // below)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,7 @@ def test_each_task_has_the_logits_of_its_own_model_in_calls_of_all(model: Any, h
     assert model.run({}) == {}
 
 
+@pytest.mark.slow
 def test_a_graph_of_factors_has_the_names_that_were_given_and_another_graph_is_not_taken_for_it(
     hall: Hall, done: Any, served: Any, tools: Any, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from tests.export._fake_server import Load, TritonError, request
 from vtk.errors import UsageError
+from vtk_export.openvino.export import export_openvino
 from vtk_export.triton.config import TritonCommand, TritonConfig
 from vtk_export.triton.export import export_triton
 from vtk_export.triton.pbtxt import read_text
@@ -32,11 +33,24 @@ def repo(packed: Any, exported: Any, tmp_path_factory: pytest.TempPathFactory) -
 
 def write(packed: Any, out: Path) -> None:
     common: dict[str, Any] = {"out": out, "fuse": False, "precision": "fp32"}
-    export_triton(
-        packed.path, TritonConfig(backend="python", python_runtime="openvino", name="p", **common), show=False
-    )
-    config = TritonConfig(backend="openvino", name="o", input_name="x", instances=2, server_threads=2, **common)
-    export_triton(packed.path, config, show=False)
+    results: list[Any] = []
+
+    def first(*args: Any, **options: Any) -> Any:
+        results.append(export_openvino(*args, **options))
+        return results[0]
+
+    def again(source: Any, config: Any, **options: Any) -> Any:  # the same file for the other server
+        shutil.copytree(out / "p" / "1" / "0", config.out)
+        (config.out / "README.md").touch()
+        return results[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vtk_export.triton.openvino_models.export_openvino", first)
+        ours = TritonConfig(backend="python", python_runtime="openvino", name="p", **common)
+        export_triton(packed.path, ours, show=False)
+        patch.setattr("vtk_export.triton.openvino_models.export_openvino", again)
+        theirs = TritonConfig(backend="openvino", name="o", instances=2, server_threads=2, **common)
+        export_triton(packed.path, theirs, show=False)
 
 
 def served(load: Load, folder: Path, **told: str) -> Any:
@@ -134,6 +148,21 @@ def test_the_config_for_openvino_model_server_is_one_that_openvino_takes(repo: P
     assert "Neither server was run" in page and "--config_path /models/o/ovms.json" in page
 
 
+@pytest.mark.slow
+def test_names_and_raw_images_are_in_the_file_and_the_config(packed: Any, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"fuse": False, "precision": "fp32", "with_preproc": True, "softmax": True}
+    config = TritonConfig(out=tmp_path, backend="openvino", name="o", input_name="x", output_name="shares", **words)
+    export_triton(packed.path, config, show=False)
+    message = read_text((tmp_path / "o" / "config.pbtxt").read_text())
+    model = openvino.Core().read_model(tmp_path / "o" / "1" / "model.xml")
+    assert [entry.name for entry in (*message.input, *message.output)] == ["x", "shares"]
+    assert model.inputs[0].names == {"x"} and model.outputs[0].names == {"shares"}
+    assert (message.input[0].data_type, list(message.input[0].dims)) == (2, [-1, -1, -1, 3])
+    assert str(model.inputs[0].partial_shape) == "[?,?,?,3]" and model.inputs[0].element_type == openvino.Type.u8
+    request = openvino.Core().compile_model(model, "CPU").create_infer_request()
+    assert abs(request.infer({"x": np.zeros((2, 40, 60, 3), np.uint8)})["shares"].sum() - 2) < 1e-4
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -141,6 +170,8 @@ def test_the_config_for_openvino_model_server_is_one_that_openvino_takes(repo: P
         ({"backend": "onnxruntime", "precision": "bf16"}, "is OpenVINO's"),
         ({"backend": "openvino", "dtype": "fp16"}, "--precision rounds"),
         ({"backend": "openvino", "int8": "dynamic", "max_batch_size": 1}, "static int8"),
+        ({"backend": "openvino", "int8": "static"}, "give --data"),
+        ({"backend": "openvino", "max_drop": 1.0}, "--int8 static"),
         ({"backend": "openvino", "with_preproc": True, "ensemble": True}, "prepares images itself"),
         ({"backend": "openvino", "server_device": "gpu"}, "runs on the CPU"),
         ({"backend": "python", "python_runtime": "openvino", "form": "factors"}, "no factors"),

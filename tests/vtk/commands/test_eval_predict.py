@@ -280,7 +280,7 @@ def test_a_plain_onnx_that_disagrees_with_its_reference_is_warned_of(
     out, err = capsys.readouterr()
     line = f"(eager, fp32, cpu): {100 * fraction:.2f} % of the images"
     assert (line in err, line in out) == (warned, not warned)
-    assert ("an fp32 ONNX file should reach 99.9 %" in err) == warned
+    assert ("an fp32 file should reach 99.9 %" in err) == warned
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_values(shape: tuple[int, int], k: int, f: int) -> None:
     torch.testing.assert_close(wide_linear(strided, w, b).double(), exact(strided, w, b), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(not prepacked.multiplies(torch.bfloat16), reason="oneDNN has no bf16 for this processor")
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bf16 for this processor")
 @pytest.mark.parametrize("post", ["none", "gelu", "silu"])
 def test_bf16_is_rounded_once(post: prepacked.Post) -> None:
     w, b = (t.detach().bfloat16() for t in weights(100, 301))

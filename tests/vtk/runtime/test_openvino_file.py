@@ -1,5 +1,6 @@
 """OpenVINO models as sources: what plain OpenVINO wrote is read without it, and damage is one line."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -56,6 +57,16 @@ def test_card_and_facts_are_what_plain_openvino_reads(exported: Path) -> None:
     assert json.loads(model.get_rt_info(["vtk", "export"]).astype(str))["int8"] == "static"
     labels = model.get_rt_info(["model_info", "labels"]).astype(str).split(" ")
     assert len(labels) == len(NAMES) and labels[0] == "blue" and labels[-1] == "日本_語"
+
+
+def test_names_that_xml_has_no_place_for_are_kept(tmp_path: Path) -> None:
+    from vtk_export.openvino import ir
+
+    names = ("a\tb", "\x85", "\ufffe", "\x7f", "\u2028", "  ")
+    path = ir.write(make(), dataclasses.replace(CARD, classes=names), tmp_path, Facts())
+    assert open_source(path).card.classes == names
+    model = openvino.Core().read_model(path)
+    assert len(model.get_rt_info(["model_info", "labels"]).astype(str).split(" ")) == len(names)
 
 
 def test_a_folder_and_its_weights_open_as_the_model(exported: Path) -> None:

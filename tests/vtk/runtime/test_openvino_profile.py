@@ -69,19 +69,26 @@ def test_memory_of_an_ir_is_that_of_the_onnx_file_it_was_made_from(tmp_path: Pat
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(0)
-    one = numpy_helper.from_array(rng.normal(size=(72, 40)).astype("float32"), "one")
-    two = numpy_helper.from_array(rng.normal(size=(40, 3)).astype("float32"), "two")
-    nodes = [helper.make_node("MatMul", ["pixel_values", "one"], ["a"]), helper.make_node("Relu", ["a"], ["b"]),
-             helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("MatMul", ["c", "two"], ["logits"])]  # fmt: skip
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size])
-              for name, size in (("pixel_values", 72), ("logits", 3))]  # fmt: skip
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [one, two])
+    shapes = {"one": (72, 40), "two": (40, 80), "three": (80, 3)}
+    weights = [numpy_helper.from_array(rng.normal(size=s).astype(np.float32), name) for name, s in shapes.items()]
+    nodes = [
+        helper.make_node("MatMul", ["pixel_values", "one"], ["a"]),
+        helper.make_node("Relu", ["a"], ["features"]),
+        helper.make_node("MatMul", ["a", "two"], ["c"]),
+        helper.make_node("MatMul", ["c", "three"], ["logits"]),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size])
+        for name, size in (("pixel_values", 72), ("logits", 3), ("features", 40))
+    ]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), tmp_path / "m.onnx")
     openvino.save_model(openvino.Core().read_model(tmp_path / "m.onnx"), tmp_path / "m.xml", compress_to_fp16=False)
-    shapes = {"pixel_values": (batch, 72)}
-    # a, b and c are alive together
-    assert memory_of_ir(tmp_path / "m.xml", shapes) == (4 * (72 * 40 + 40 * 3), 4 * 3 * batch * 40)
-    assert memory_of_onnx(tmp_path / "m.onnx", shapes) == memory_of_ir(tmp_path / "m.xml", shapes)
+    images = {"pixel_values": (batch, 72)}
+    # a and c are alive together, and the features to the end
+    found = memory_of_ir(tmp_path / "m.xml", images)
+    assert found == (4 * (72 * 40 + 40 * 80 + 80 * 3), 4 * batch * (40 + 80 + 40))
+    assert found == memory_of_onnx(tmp_path / "m.onnx", images)
 
 
 def test_an_absent_openvino_is_a_line_with_the_command_that_installs_it(
