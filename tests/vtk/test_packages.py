@@ -30,8 +30,8 @@ OPTIONAL = {
     "openvino": "runs ONNX files and IR on CPUs, by the extra `openvino`; asked for where it is named",
     "pyarrow": "tables of labels in parquet, by the extra `parquet`; asked for when one is read",
     "tensorrt": "runs built engines; belongs to a machine's CUDA, so the user installs the one that fits",
-    "transformers": "looks whether it loads what `tasks merge --format hf` writes; comes with PEFT, left out if absent",
     "wandb": "`--track wandb`, by the extra `wandb`; asked for where it is named",
+    "transformers": "looks whether it loads what `tasks merge --format hf` writes; comes with PEFT, left out if absent",
 }
 SERVED = {
     "triton_python_backend_utils",
