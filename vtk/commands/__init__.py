@@ -14,7 +14,7 @@ COMMANDS = {
     "finetune": Command("vtk.commands.finetune", "fine-tune a pretrained ViT on a folder of images: a task pack"),
     "train": Command("vtk.commands.train", "train a whole model, by published recipes: a checkpoint"),
     "pretrain": Command("vtk.commands.pretrain", "pre-train a backbone without labels: masked image modelling"),
-    "eval": Command("vtk.commands.eval", "evaluate a pack, a checkpoint or an .onnx on a folder"),
+    "eval": Command("vtk.commands.eval", "evaluate a pack, a checkpoint or an exported file on a folder"),
     "predict": Command("vtk.commands.predict", "predict labels of images"),
     "embed": Command("vtk.commands.embed", "write the features of images: a table for search and clustering"),
     "data": Command("vtk.commands.data", "audit a folder of images: classes, split, bad files"),

@@ -4,7 +4,7 @@ from vtk import console
 from vtk.commands import _cli
 from vtk.evaluation.config import EvalCommand
 
-_DESCRIPTION = """Evaluate a task pack, a merged checkpoint or an .onnx on a folder of images.
+_DESCRIPTION = """Evaluate a task pack, a merged checkpoint or an exported file on a folder of images.
 
 Size, preprocessing and class names come from the source; class folders are matched by name. Without further
 options a pack runs in its training precision and batch size, and reproduces the metric of its training run exactly."""

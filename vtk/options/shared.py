@@ -156,8 +156,8 @@ AutoThreshold = Annotated[
 ]
 Risk = Annotated[
     float | None,
-    Option("--threshold auto: largest share of errors among the answers given (default: 0.02)", "output", above=0,
-           below=1),
+    Option("--threshold auto: largest share of errors among the answers given (default: 0.02)", "output", often=True,
+           above=0, below=1),
 ]  # fmt: skip
 
 # ---- running, judging and measuring a model
