@@ -112,7 +112,8 @@ class ProfileCommand(ProfileConfig, SourceOptions):
     """``vtk profile``: a source and its measurement options, or two reports to compare."""
 
     source: Annotated[
-        str, Option("task pack, checkpoint, .onnx, .xml, .pt2, TensorRT engine or timm model name", "source", often=True)
+        str,
+        Option("task pack, checkpoint, .onnx, .xml, .pt2, TensorRT engine or timm model name", "source", often=True),
     ] = ""
     img_size: ImgSize = None
     compare: Annotated[
