@@ -12,7 +12,7 @@ PackDtype = Literal["fp32", "bf16", "int8"]
 FolderFormat = Literal["timm", "hf"]
 MergeFormat = Literal["file", "timm", "hf"]
 _MERGED = Option(
-    "timm, hf: the merged model as a folder that both load (hf: in transformers' own classes where possible)",
+    "timm, hf: a merged folder that both load (hf: in transformers' own classes where possible)",
     often=True,
 )
 Pack = Annotated[Path, Option("a pack, a bundle, or a run folder (its best pack)", "source", often=True)]

@@ -60,7 +60,7 @@ class ProfileConfig(Config):
     budget_ms: BudgetMs = None
     on: Annotated[
         Literal["cpu"] | None,
-        Option("cpu: search back-ends, precisions, batch sizes, threads and instances for the best within --budget-ms",
+        Option("cpu: search back-ends, precisions, batches, threads and instances for the best within --budget-ms",
                often=True),
     ] = None  # fmt: skip
     exhaustive: Annotated[bool, Option("--on cpu: measure every setup for the whole --duration")] = False

@@ -109,7 +109,7 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
     ("FinetuneConfig", {"model_kwargs": ("depth",)}),
     ("FinetuneConfig", {"opt_kwargs": ("eps",)}),
     ("FinetuneConfig", {"auto_augment": "augment-m9"}),
-    ("FinetuneConfig", {"track": ("wandb",)}),
+    ("FinetuneConfig", {"track": ("comet",)}),
     ("FinetuneConfig", {"device": "cuda:x"}),
     ("TrainConfig", {"recipe": "nonsense"}),
     ("TrainConfig", {"bce_threshold": 0.2}),
