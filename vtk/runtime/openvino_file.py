@@ -42,8 +42,8 @@ def open_openvino(path: Path) -> Source:
         return _open_foreign(path, name, graph)
     card = Card.from_json(graph.info[described], path)
     facts = read_facts({export_facts.KEY: graph.info[facts_of]} if facts_of in graph.info else {}, path)
-    image = _value(graph.inputs, facts.name("pixel_values"))
-    logits = _value(graph.outputs, facts.name("logits"), facts.name("probabilities"))
+    image = _of_term(graph.inputs, facts, "pixel_values")
+    logits = _of_term(graph.outputs, facts, "logits", "probabilities")
     found, expected = list[int | None](), list[int | None]()
     if image is not None:
         axes = 1 if facts.dynamic_size else 3
@@ -52,8 +52,8 @@ def open_openvino(path: Path) -> Source:
     if logits is not None:
         found += logits.shape[1:]
         expected.append(len(card.classes))
-    raw = facts.preprocessing and _value(graph.inputs, facts.name("images")) is not None
-    features = _value(graph.outputs, facts.name("features")) is not None
+    raw = facts.preprocessing and _of_term(graph.inputs, facts, "images") is not None
+    features = _of_term(graph.outputs, facts, "features") is not None
     if found != expected or not (image or raw) or not (logits or features):
         raise DataError(f"{path}: its card says (channels, height, width, classes) {expected}, its graph {found}; it "
                         "was edited, export it again")  # fmt: skip
@@ -126,6 +126,15 @@ def _open_foreign(path: Path, name: str, graph: IrGraph) -> Source:
     spec = InputSpec(height, width, chans, mean=(0.0,) * chans, std=(1.0,) * chans)
     card = Card(ModelSpec("openvino"), spec, tuple(map(str, range(given[1]))))
     return Source("openvino", name, path, card, described=False, facts=Facts(names=names))
+
+
+def _of_term(values: tuple[Value, ...], facts: Facts, *terms: str) -> Value | None:
+    """Return the first value that is one of several terms; another one may be called as a term is here."""
+    for value in values:
+        named = [facts.term(name) for name in value.names if name in facts.names.values()]
+        if not set(named or value.names).isdisjoint(terms):
+            return value
+    return None
 
 
 def _value(values: tuple[Value, ...], *names: str) -> Value | None:

@@ -69,6 +69,17 @@ def test_names_that_xml_has_no_place_for_are_kept(tmp_path: Path) -> None:
     assert len(model.get_rt_info(["model_info", "labels"]).astype(str).split(" ")) == len(names)
 
 
+def test_a_file_s_name_that_is_another_term_of_ours_is_not_taken_for_it(tmp_path: Path) -> None:
+    from vtk_export.openvino import ir
+
+    card = dataclasses.replace(CARD, classes=("a", "b"))  # fewer than the width of what is called `logits`
+    path = ir.write(make(), card, tmp_path / "a", Facts(names={"features": "logits"}))
+    assert open_source(path).card == card
+    facts = Facts(preprocessing=True, names={"images": "pixel_values"})
+    path = ir.write(make((-1, -1, -1, 3), name="pixel_values"), CARD, tmp_path / "b", facts)
+    assert open_source(path).facts.name("images") == "pixel_values"
+
+
 def test_a_folder_and_its_weights_open_as_the_model(exported: Path) -> None:
     for path in (exported.parent, exported.with_suffix(".bin")):
         assert open_source(path).path == exported
