@@ -22,14 +22,11 @@ def append_unknown(proto: onnx.ModelProto, card: Card) -> None:
     assert card.threshold is not None
     graph = proto.graph
     (value,) = [v for v in graph.output if v.name in ("logits", "probabilities")]
-    made = {name: node for node in graph.node for name in node.output}
-    node = made[value.name]
+    made, read = {name: node for node in graph.node for name in node.output}, value.name
     if value.name == "probabilities":
-        while node.op_type != "Softmax":  # behind it, the type of the file's outputs
-            node = made[node.input[0]]
-        read = node.output[0]
-    else:
-        read = value.name
+        # before the type of the file's outputs, but behind what hands the NaN of an image on in int8
+        while made[read].op_type == "Cast":
+            read = made[read].input[0]
 
     def add(kind: str, inputs: list[str], output: str, **attributes: object) -> str:
         graph.node.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
@@ -39,7 +36,8 @@ def append_unknown(proto: onnx.ModelProto, card: Card) -> None:
         graph.initializer.append(numpy_helper.from_array(np.array(number, kind), name))
         return name
 
-    read = add("Cast", [read], "unknown_fp32", to=TensorProto.FLOAT)
+    if read != value.name or value.type.tensor_type.elem_type != TensorProto.FLOAT:
+        read = add("Cast", [read], "unknown_fp32", to=TensorProto.FLOAT)
     if value.name == "logits":
         if card.temperature != 1:
             read = add("Mul", [read, constant(1 / card.temperature, "unknown_inverse")], "unknown_by_temperature")

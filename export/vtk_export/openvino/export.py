@@ -198,7 +198,8 @@ class _Export:
         card, facts = self.inputs.card, dataclasses.replace(file.facts, names=dict(self.spec.names))
         model = ir.read(file.path)
         answer = next(name for name in file.names if name != "features")
-        unknown.append(model, card, answer=facts.name(answer), name=facts.name(UNKNOWN))
+        shares = answer == "probabilities"
+        unknown.append(model, card, answer=facts.name(answer), shares=shares, name=facts.name(UNKNOWN))
         path, names = ir.write(model, card, file.path.parent, facts), (*file.names, UNKNOWN)
         file = dataclasses.replace(file, path=path, facts=facts, names=names)
         for precision in dict.fromkeys(("fp32", self.precision)):

@@ -73,6 +73,53 @@ def test_opset_17_has_it_too(calibrated: Path, calm: Any, exported_calm: Any) ->
     assert (found == (score < threshold.score)).all() and found.sum() == 8
 
 
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_what_hands_nan_on_behind_the_softmax_is_no_second_softmax(runtime: str, calibrated: Path) -> None:
+    """As in int8 files, whose quantized products lose an image's NaN."""
+    weight = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    graph = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("IsNaN", ["x"], ["lost"]),
+            onnx.helper.make_node("Where", ["lost", "nine", "x"], ["kept"]),
+            onnx.helper.make_node("MatMul", ["kept", "w"], ["scores"]),
+            onnx.helper.make_node("Softmax", ["scores"], ["shares"], axis=-1),
+            onnx.helper.make_node("Where", ["lost", "x", "zero"], ["zeros"]),
+            onnx.helper.make_node("ReduceSum", ["zeros", "axes"], ["mark"], keepdims=1),
+            onnx.helper.make_node("Add", ["shares", "mark"], ["probabilities"]),
+        ],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 4])],
+        [onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT, ["batch", 5])],
+        [
+            onnx.numpy_helper.from_array(np.array(value, kind), name)
+            for name, value, kind in (
+                ("w", weight, np.float32), ("zero", 0, np.float32), ("nine", 9, np.float32), ("axes", [1], np.int64),
+            )
+        ],
+    )  # fmt: skip
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    x = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)
+    shares = np.exp(x.astype(np.float64) @ weight)
+    score = (shares / shares.sum(1, keepdims=True)).max(1)
+    card = dataclasses.replace(
+        read_card(calibrated), threshold=dataclasses.replace(GIVEN, score=float(np.median(score)))
+    )
+    x[0] = np.nan
+    wanted = score < np.median(score)
+    wanted[0] = True
+    if runtime == "onnxruntime":
+        append_unknown(proto, card)
+        (found,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(["unknown"], {"x": x})
+    else:
+        openvino = pytest.importorskip("openvino")
+        from vtk_export.openvino import unknown
+
+        model = openvino.Core().read_model(proto.SerializeToString())
+        unknown.append(model, card, answer="probabilities", shares=True, name="unknown")
+        found = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(x)["unknown"]
+    assert found.tolist() == wanted.tolist()
+
+
 def read_card_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "model.json").read_text())["metrics"]
 
