@@ -60,8 +60,8 @@ def pinned(cpus: str | None, threads: int | None) -> Iterator[int | None]:
     before = os.sched_getaffinity(0)
     if absent := set(wanted) - before:
         raise UsageError(
-            f"`--cpus` {cpus}: core {show_cores(absent)} is not among those that this process may use, "
-            f"{show_cores(before)}; give some of these"
+            f"`--cpus` {cpus}: this process may use the cores {show_cores(before)}, not {show_cores(absent)}; "
+            "give some of those"
         )
     if threads is not None and threads > len(wanted):
         raise UsageError(

@@ -63,10 +63,14 @@ def _to_static(
         raise DataError(f"`--max-drop` needs a batch of {spec.static_batch} images (--static-batch), and there are "
                         f"only {len(images.paths)} {images.what}; give more")  # fmt: skip
     choice = choose_kept(plan, batches, spec.max_drop, card, folder=folder, threads=options.threads)
-    console.say(
-        f"int8 changes the class of {choice.changed} of {choice.count} {images.what} with {len(choice.kept)} of "
-        f"{len(plan.groups)} inputs of products in float, of {choice.first} with none"
-    )
+    changed = f"int8 changes the class of {choice.changed} of {choice.count} {images.what}"
+    if choice.kept:
+        console.say(
+            f"{changed}, if the products of {len(choice.kept)} of {len(plan.groups)} activations stay in float; "
+            f"of {choice.first}, if none do"
+        )
+    else:
+        console.say(f"{changed}: none of the products of {len(plan.groups)} activations has to stay in float")
     return plan.graph(choice.kept)
 
 

@@ -71,7 +71,7 @@ def test_the_number_of_threads_follows_the_cores() -> None:
 
 def test_cores_of_others_and_systems_without_pinning_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     usable = show_cores(os.sched_getaffinity(0))
-    with pytest.raises(UsageError, match=f"core 4000 is not among those that this process may use, {usable}"):
+    with pytest.raises(UsageError, match=f"may use the cores {usable}, not 4000"):
         pinned(f"{usable},4000", None).__enter__()
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(UnavailableError, match="leave it out"):
