@@ -227,7 +227,7 @@ class _Bar:
         self.done += n
         rate = self.done / max(time.perf_counter() - self.start, 1e-9)
         fields: dict[str, Any] = {"note": printable(note)} if note else {}
-        self.bar.update(self.task, advance=n, rate=f"{rate:,.0f} {self.unit}/s", **fields)
+        self.bar.update(self.task, advance=n, rate=_speed(rate, self.unit), **fields)
 
 
 class _Lines:
@@ -246,9 +246,13 @@ class _Lines:
             rate = (self.done - self.before) / (now - self.start)
             left = (self.total - self.done) / max(rate, 1e-9)
             say(
-                f"{self.title}: {self.done}/{self.total} {self.unit}, {rate:,.0f} {self.unit}/s, {left:.0f} s left "
-                f"{note}".rstrip()
+                f"{self.title}: {self.done}/{self.total} {self.unit}, {_speed(rate, self.unit)}, {left:.0f} s left"
+                f"{', ' if note else ''}{note}"
             )
+
+
+def _speed(rate: float, unit: str) -> str:
+    return f"{rate:,.0f} {unit}/s" if rate >= 1 or not rate else f"{1 / rate:,.0f} s each"
 
 
 def _is_terminal() -> bool:

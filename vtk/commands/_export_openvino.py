@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
     batch = "any batch size" if result.batch is None else f"batch size {result.batch} only"
     graph = ", fused" if result.fused else ""
     size = console.size(result.bytes)
-    console.say(f"{result.path}: products in {result.precision}, {batch}{graph}, {size}, {result.seconds:.1f} s")
+    products = f"int8, the rest in {result.precision}" if config.int8 else result.precision
+    console.say(f"{result.path}: products in {products}, {batch}{graph}, {size}, {result.seconds:.1f} s")
     found, code = result.to_dict(), 0
     if config.profile:
         code, found["profile"] = profile_export(

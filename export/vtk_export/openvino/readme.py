@@ -39,10 +39,11 @@ def page(
         batch: fixed batch size, None for any.
         sizes: accepted image sizes, where height and width are open.
     """
-    kind = "int8, the rest fp32" if facts.int8 else f"stored in {facts.stored}" if facts.stored else "fp32"
+    kind = "of products int8, the rest fp32" if facts.int8 else f"stored in {facts.stored}" if facts.stored else "fp32"
     verified = "fp32" if precision == "fp32" else f"fp32 and {precision}"
+    asked = "what is not int8 in bf16" if facts.int8 else "bf16 products"
     bf16 = (
-        "The code below asks for bf16 products, which a processor with AVX512_BF16 or AMX computes; others take fp32. "
+        f"The code below asks for {asked}, which a processor with AVX512_BF16 or AMX computes; others take fp32. "
         if precision == "bf16"
         else ""
     )
