@@ -131,10 +131,21 @@ def test_features_of_other_families_are_what_their_classifier_reads() -> None:
     assert split.classifier_width == features.shape[1]
 
 
-@pytest.mark.parametrize("model", [nn.Linear(3, 4), timm.create_model("test_vit", num_classes=0)], ids=["own", "bare"])
-def test_a_model_without_one_classifier_is_refused(model: nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("model", "logits"),
+    [(nn.Linear(3, 4), False), (nn.Linear(3, 4), True), (timm.create_model("test_vit", num_classes=0), True)],
+)
+def test_a_model_without_one_classifier_is_refused(model: nn.Module, logits: bool) -> None:
     with pytest.raises(UsageError, match=f"{type(model).__name__} ends with"):
-        split_classifier(model, logits=False)
+        split_classifier(model, logits=logits)
+
+
+def test_a_model_without_a_classifier_gives_its_features() -> None:
+    model = timm.create_model("test_vit", num_classes=0).eval()
+    split, images = split_classifier(model, logits=False), torch.randn(2, 3, 160, 160)
+    with torch.no_grad():
+        assert torch.equal(split(images), model(images))
+    assert split.classifier_width == 64
 
 
 def test_names_of_outputs() -> None:

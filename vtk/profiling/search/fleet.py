@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vtk._path import child
 from vtk.errors import VtkError
 from vtk.profiling.calls import first_line
 from vtk.profiling.memory import available_bytes
@@ -211,7 +212,7 @@ class _Process:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in root if part)}
         code = "from vtk.profiling.search.instance import main; main()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            child("-c", code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
         self.held: list[tuple[object, ...]] = []
 
