@@ -163,7 +163,7 @@ def compile_file(path: Path, *, precision: str, threads: int, streams: int = 1, 
         compiled = core().compile_model(model, _DEVICE, properties)
     except Exception as error:  # a RuntimeError with the place in OpenVINO's own source before the reason
         raise DataError(f"OpenVINO {version()} cannot compile {path}: {reason(error)}") from error
-    if kept is not None:
+    if kept is not None and kept == _place(path, properties):  # the files have not been replaced while they were read
         _store(kept, compiled)
     return compiled
 

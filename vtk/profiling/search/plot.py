@@ -73,7 +73,8 @@ def _budget(axes: Any, result: SearchResult) -> None:
             best.judged_ms, best.images_per_second, "o", markersize=15, markerfacecolor="none", markeredgewidth=1.6,
             color="black", zorder=4,
         )  # fmt: skip
-        axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", linestyle="", label="recommended")
+        name = "recommended" if (best.judged_ms or 0.0) <= result.budget_ms else "nearest to the budget"
+        axes.plot([], [], "o", markersize=11, markerfacecolor="none", color="black", linestyle="", label=name)
 
 
 def _labels(axes: Any, edge: list[SetupResult], best: SetupResult | None) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from vtk.profiling.config import ProfileConfig
 from vtk.profiling.search.setup import Setup
 from vtk.profiling.search.variants import INT8
+from vtk.runtime.openvino_runtime import PRECISIONS, default_precision
 from vtk.runtime.source import MODELS, Source
 
 EXPORTED = ("openvino", "ort-cpu", "aoti", "bank")
@@ -39,9 +40,11 @@ def note_for(setup: Setup) -> str:
     text = f"run it in {copies} of {threads}{' each' * (setup.instances > 1)}, {setup.batch} images a call"
     text = text.replace("1 images", "1 image") if setup.batch == 1 else text
     if setup.backend == "openvino":
-        hint = "bf16" if setup.precision == "bf16" else "f32" if setup.precision == "fp32" else ""
-        said = f"INFERENCE_PRECISION_HINT {hint}, " if hint else ""
-        return f"{text} (OpenVINO: {said}INFERENCE_NUM_THREADS {setup.threads}, NUM_STREAMS 1)"
+        rest = setup.precision if setup.precision in PRECISIONS else default_precision()  # of what is not int8
+        return (
+            f"{text} (OpenVINO: INFERENCE_PRECISION_HINT {PRECISIONS[rest]}, INFERENCE_NUM_THREADS {setup.threads}, "
+            "NUM_STREAMS 1)"
+        )
     if setup.backend == "ort-cpu":
         return f"{text} (ONNX Runtime: intra_op_num_threads {setup.threads})"
     if setup.backend in ("fused", "eager"):

@@ -115,6 +115,22 @@ def test_texts_of_the_plot_neither_overlap_nor_leave_the_frame(cpus: int) -> Non
     assert sum(len(line.get_xdata()) for line in axes.lines if line.get_markersize() == 5.5) == len(race.measured)
 
 
+def test_what_is_over_the_budget_is_not_called_recommended() -> None:
+    result = result_of(race_of(2))
+    assert result.best is not None and result.best.judged_ms is not None
+    for budget, wanted in ((2 * result.best.judged_ms, "recommended"), (result.best.judged_ms / 2, "nearest")):
+        (axes,) = frontier_figure(replace(result, budget_ms=budget)).axes
+        (name,) = [line.get_label() for line in axes.lines if line.get_markersize() == 11]
+        assert name.startswith(wanted)
+
+
+def test_an_int8_recommendation_says_the_precision_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rest, hint in (("bf16", "bf16"), ("fp32", "f32")):
+        monkeypatch.setattr("vtk.profiling.search.recommendation.default_precision", lambda rest=rest: rest)
+        assert f"INFERENCE_PRECISION_HINT {hint}, " in note_for(Setup("openvino", "int8", 1, 1, 4))
+    assert "INFERENCE_PRECISION_HINT f32, " in note_for(Setup("openvino", "fp32", 1, 1, 4))
+
+
 def test_files_are_recognised_as_ours_and_hold_a_row_for_each_setup(tmp_path: Path) -> None:
     result = result_of(race_of(2))
     write_search(result, tmp_path)

@@ -220,6 +220,22 @@ def test_a_damaged_compiled_model_is_made_again(
     assert len(kept(vtk_home)) == 1 and runtime._load(file, runtime.settings("fp32", 1)) is not None
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_not_kept(
+    write_onnx: Write, vtk_home: Path, images: torch.Tensor, exact: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_onnx()
+    proto = onnx.load(path)
+    (weight,) = [t for t in proto.graph.initializer if len(t.dims) == 2]
+    weight.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weight), weight.name))
+    with monkeypatch.context() as patch:  # between the digest and OpenVINO's own reading
+        old = path.read_bytes()
+        patch.setattr(runtime, "_load", lambda *_: path.write_bytes(proto.SerializeToString()) and None)
+        torch.testing.assert_close(logits(load(path), images).double(), 2 * exact, rtol=1e-5, atol=1e-5)
+    assert not kept(vtk_home)
+    path.write_bytes(old)
+    torch.testing.assert_close(logits(load(path), images).double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_writers_at_once_leave_one_whole_file_and_the_oldest_go(
     write_onnx: Write, vtk_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
