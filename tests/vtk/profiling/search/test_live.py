@@ -12,7 +12,7 @@ OPENING: dict[str, Any] = {"pretrained": False, "num_classes": 5, "img_size": 96
 
 def run(**more: Any) -> SearchResult:
     config = vtk.ProfileConfig(
-        on="cpu", budget_ms=40.0, batch_sizes=(1, 4, 16), duration=1.0, backends=("openvino", "ort-cpu"), **more
+        on="cpu", budget_ms=40.0, batch_sizes=(1, 4, 16), duration=3.0, backends=("openvino", "ort-cpu"), **more
     )
     return vtk.search_setups("test_vit", config, show_progress=False, **OPENING)
 
@@ -31,4 +31,4 @@ def test_a_search_is_within_the_difference_of_two_exhaustive_runs_in_less_time()
     differ = max(loss(first, second), loss(second, first), 0.05)
     assert min(loss(first, found), loss(second, found)) <= differ
     spent = [sum(row.seconds for row in result.setups) for result in (first, found, second)]
-    assert spent[1] <= 0.25 * min(spent[0], spent[2])  # warm-ups are counted, which are as long for a short look
+    assert spent[1] <= 0.2 * min(spent[0], spent[2])  # warm-ups are counted, which are as long for a short look
