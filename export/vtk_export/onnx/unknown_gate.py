@@ -86,6 +86,12 @@ def gate_unknown(
                     f"`{UNKNOWN}` of an image of NaN is false; nothing was kept, please report this"
                 )
     console.say(f"`{UNKNOWN}` as the scores say, of {compared} images: {unknown} unknown")
+    if unknown in (0, compared):
+        side = "answered" if unknown == 0 else "unknown"
+        console.warn(
+            f"all {compared} images are {side}, so the other answer was not tried; give --data FOLDER with images of "
+            "the task, easy and hard ones"
+        )
 
 
 def _batches(session: Backend, file: File, inputs: GateInputs, seed: int) -> list[dict[str, Tensor]]:

@@ -1,9 +1,11 @@
 """``--softmax`` by the card's temperature, and the output ``unknown`` of ``--threshold auto``."""
 
+import contextlib
 import csv
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,6 +167,33 @@ def test_a_wrong_unknown_fails_the_gate(
     assert export(calibrated, tmp_path / "out", "--threshold", "auto") == 4
     assert "`unknown` is not what the file's own scores say" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("scale", "side"), [(0.0, "unknown"), (50.0, "answered"), (None, "")])
+def test_a_gate_whose_images_are_all_on_one_side_says_so(
+    scale: float | None, side: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vtk_export.onnx import unknown_gate
+
+    class Session:
+        batch = None
+
+        def run(self, feeds: Any) -> dict[str, torch.Tensor]:
+            images = feeds["pixel_values"]
+            factors = torch.arange(len(images)) % 2 * 50.0 if scale is None else torch.full((len(images),), scale)
+            logits = factors[:, None] * torch.tensor([[1.0, 0.0]]) + 0 * images.flatten(1)[:, :1]
+            return {"logits": logits, "unknown": ~(logits.softmax(1).amax(1) >= 0.7)}
+
+    @contextlib.contextmanager
+    def sessions() -> Any:
+        yield (Session(),)
+
+    card = SimpleNamespace(temperature=1.0, threshold=SimpleNamespace(score=0.7))
+    file = SimpleNamespace(facts=SimpleNamespace(verified=True, preprocessing=False))
+    given = SimpleNamespace(card=card, images=torch.zeros(6, 3, 2, 2))
+    unknown_gate.gate_unknown(file, given, SimpleNamespace(seed=0), sessions)  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert (f"all 6 images are {side}, so the other answer was not tried" in said) if side else "not tried" not in said
 
 
 @pytest.mark.parametrize(
