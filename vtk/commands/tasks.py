@@ -112,9 +112,7 @@ def run_merge(argv: list[str]) -> int:
                   "vtk tasks merge runs/pets/task --format timm --out pets-timm"),
     )  # fmt: skip
     if config.format != "file":
-        from vtk.commands import _merge_folder
-
-        return _merge_folder.run(config)
+        return _merge_folder(config)
     from vtk.packs.checkpoint_readme import page_beside
     from vtk.packs.merge import merge_task
     from vtk.packs.plain import plain_call
@@ -140,3 +138,29 @@ def run_bench(argv: list[str]) -> int:
     from vtk.commands import _bench_tasks
 
     return _bench_tasks.run(argv, _HELP["bench"])
+
+
+def _merge_folder(config: MergeConfig) -> int:
+    """Write the folder and print how it is loaded."""
+    from vtk.packs.merged_folder import merge_folder
+
+    assert config.format != "file"
+    task, form = merge_folder(config.pack, config.out, config.format, base=config.base, overwrite=config.overwrite)
+    files = {file.name: file.stat().st_size for file in sorted(config.out.iterdir())}
+    console.say(f"wrote {config.out} ({console.size(sum(files.values()))}); its README.md shows how to use it")
+    if form.reason:
+        console.say(f"no class of transformers' own ({form.reason}), so it is in timm's form, which transformers wraps")
+    loads = []
+    if not form.native:
+        loads.append(f'timm.create_model("local-dir:{config.out}", pretrained=True)')
+    loads.append(f'AutoModelForImageClassification.from_pretrained("{config.out}")')
+    console.say("load it with:", *loads)
+    if form.verified:
+        console.say(f"loaded here by {' and '.join(form.verified)}: logits agree")
+    if config.format == "hf" and "transformers" not in form.verified:
+        console.warn("transformers is not installed here, so whether it loads the folder was not tried")
+    console.emit_json({
+        "path": str(config.out), "format": config.format, "native": form.native, "reason": form.reason,
+        "verified": list(form.verified), "files": files, "classes": list(task.card.classes),
+    })  # fmt: skip
+    return 0

@@ -1,4 +1,4 @@
-"""What a threshold does to an evaluation: how many images are answered, and how many of these answers are wrong."""
+"""Counts the images that a threshold answers in an evaluation, and how many of these answers are wrong."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What int8 rounds and how, for ONNX Runtime, OpenVINO and TensorRT; free of torch."""
+"""Chooses the recipe of static int8 (ranges, equalisation, products in float) for each runtime; free of torch."""
 
 import dataclasses
 from dataclasses import dataclass

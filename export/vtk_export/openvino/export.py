@@ -28,7 +28,7 @@ from vtk_export.graph.unknown import UNKNOWN
 from vtk_export.onnx.build import File, build
 from vtk_export.onnx.spec import GateSpec, GraphSpec
 from vtk_export.onnx.unknown_gate import gate_unknown
-from vtk_export.openvino import ir, preproc, unknown
+from vtk_export.openvino import ir, preproc
 from vtk_export.openvino.config import OpenvinoConfig
 from vtk_export.openvino.gate import Verified, check_zeros, verify, verify_preproc, verify_structure
 from vtk_export.openvino.readme import MARKS, page
@@ -199,7 +199,7 @@ class _Export:
         model = ir.read(file.path)
         answer = next(name for name in file.names if name != "features")
         shares = answer == "probabilities"
-        unknown.append(model, card, answer=facts.name(answer), shares=shares, name=facts.name(UNKNOWN))
+        ir.append_unknown(model, card, answer=facts.name(answer), shares=shares, name=facts.name(UNKNOWN))
         path, names = ir.write(model, card, file.path.parent, facts), (*file.names, UNKNOWN)
         file = dataclasses.replace(file, path=path, facts=facts, names=names)
         for precision in dict.fromkeys(("fp32", self.precision)):

@@ -114,10 +114,10 @@ def test_what_hands_nan_on_behind_the_softmax_is_no_second_softmax(runtime: str,
         (found,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(["unknown"], {"x": x})
     else:
         openvino = pytest.importorskip("openvino")
-        from vtk_export.openvino import unknown
+        from vtk_export.openvino import ir
 
         model = openvino.Core().read_model(proto.SerializeToString())
-        unknown.append(model, card, answer="probabilities", shares=True, name="unknown")
+        ir.append_unknown(model, card, answer="probabilities", shares=True, name="unknown")
         found = openvino.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(x)["unknown"]
     assert found.tolist() == wanted.tolist()
 
