@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Settings = Mapping[str, Any]
+_WAIT = 0.5  # s between two looks at a run that another experiment is training
 Go = Callable[[Path, Settings], tuple[list[dict[str, float]], Path | None]]
 """Trains with options into a folder, and returns the rows of its epochs and the weights."""
 
@@ -84,6 +86,8 @@ class Job:
         seed: of everything.
         runs: folder of all runs.
         since: seconds since 1970; runs done before are done again.
+        name: of the job, under which its runs are kept.
+        resumed: CPU seconds of runs that this job did before it was stopped, by digest.
         rows: (variant, metric, value), in order.
     """
 
@@ -94,6 +98,8 @@ class Job:
     seed: int
     runs: Path
     since: float = 0.0
+    name: str = ""
+    resumed: dict[str, float] = field(default_factory=dict)
     rows: list[tuple[str, str, float]] = field(default_factory=list)
 
     def add(self, variant: str, **numbers: float) -> None:
@@ -154,13 +160,15 @@ class Job:
                 with hold_name(self.runs / digest, f"papers {name} seed {self.seed}"):
                     return self._kept(digest) or self._do(out, digest, options, go)
             except HeldError:  # another experiment is training it
-                time.sleep(1.0)
+                time.sleep(_WAIT)
 
     def _kept(self, digest: str) -> Trained | None:
         mark = self.runs / f"{digest}.json"
         if not mark.is_file() or mark.stat().st_mtime < self.since:
             return None
         kept = json.loads(mark.read_text(encoding="utf-8"))
+        if kept["job"] == self.name and kept["process"] != os.getpid():
+            self.resumed[digest] = kept["numbers"]["cpu_seconds"]
         return Trained(kept["numbers"], Path(kept["weights"]) if kept["weights"] else None)
 
     def _do(self, out: Path, digest: str, options: Settings, go: Go) -> Trained:
@@ -180,7 +188,8 @@ class Job:
             classes = sum(1 for p in (Path(options["data"]) / "train").iterdir() if p.is_dir())
             numbers, weights = {"top1": 1 / classes, "diverged": 1.0}, None
         numbers |= {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
-        text = json.dumps({"numbers": numbers, "weights": str(weights) if weights else None, "run": out.name})
+        kept = {"numbers": numbers, "weights": str(weights) if weights else None, "run": out.name}
+        text = json.dumps({**kept, "job": self.name, "process": os.getpid()})
         mark = self.runs / f"{digest}.json"
         mark.with_suffix(".tmp").write_text(text, encoding="utf-8")
         mark.with_suffix(".tmp").replace(mark)

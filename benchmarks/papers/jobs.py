@@ -20,7 +20,7 @@ from papers.experiment import Experiment, Job
 from papers.image_sets import ImageSet
 
 HERE = Path(__file__).resolve().parent
-_WHOLE = "whole job"
+WHOLE_JOB = "whole job"
 """Variant of a job's own numbers."""
 
 
@@ -128,10 +128,11 @@ def do(task: Task, place: Place, result: Path | None = None) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     result.parent.mkdir(parents=True, exist_ok=True)
     job = Job(
-        experiment.settings, images.folder(place.work), images.describe(), images.hflip, task.seed, runs, place.since
-    )
+        experiment.settings, images.folder(place.work), images.describe(), images.hflip, task.seed, runs, place.since,
+        str(task),
+    )  # fmt: skip
     experiment.run(job)
-    job.add(_WHOLE, cpu_seconds=time.process_time() - cpu)
+    job.add(WHOLE_JOB, cpu_seconds=time.process_time() - cpu + sum(job.resumed.values()))
     head = {"paper": experiment.paper, "experiment": experiment.name}
     tail = {
         "data": images.name, "train_images": images.train, "digest": task.key[2],
@@ -190,7 +191,7 @@ def _alone(path: Path) -> Iterator[None]:
 def _costs(rows: Sequence[dict[str, object]]) -> str:
     """Return how long the longest run and the job took, of the processor's time."""
     costs = {str(row["variant"]): float(str(row["value"])) for row in rows if row["metric"] == "cpu_seconds"}
-    whole = costs.pop(_WHOLE, 0.0)
+    whole = costs.pop(WHOLE_JOB, 0.0)
     longest = max(costs, key=costs.__getitem__, default=None)
     words = f", {whole:.0f} s of CPU"
     return words + (f", longest run {costs[longest]:.0f} s ({longest})" if longest else "")
