@@ -1,6 +1,7 @@
 """Chen et al. 2022: sharpness-aware minimisation finds flatter minima than AdamW alone."""
 
 from papers.experiment import Experiment, Job
+from papers.small_models import TRAIN, VIT
 
 
 def _sam(job: Job) -> None:
@@ -8,8 +9,8 @@ def _sam(job: Job) -> None:
     from vtk.analysis import average_flatness, hessian_max, miss_rate
 
     speeds = {}
-    for variant, rho in (("AdamW", None), ("SAM", job.settings["rho"])):
-        done = job.train("sam" if rho else "adamw", sam=rho, **job.settings["train"])
+    for variant, options in (("AdamW", {}), ("SAM", {"sam": job.settings["rho"]})):
+        done = job.train("sam" if options else "plain", **options, **job.settings["train"])
         job.add(variant, **done.numbers)
         if done.weights is None:
             continue
@@ -32,15 +33,7 @@ def _sam(job: Job) -> None:
 EXPERIMENTS = (
     Experiment(
         "D", "sam",
-        {
-            "common": {
-                "model": "vit_tiny_patch16_224", "img_size": 32, "batch_size": 16, "crop_scale": (0.8, 1.0),
-                "model_kwargs": ("patch_size=8", "embed_dim=64", "depth=6", "num_heads=2"),
-                "smoothing": 0.0, "weight_decay": 0.3,
-            },
-            "train": {"epochs": 13, "lr": 7e-4},
-            "rho": 0.1, "sigma": 0.02, "draws": 20, "images": 200,
-        },
+        {"common": VIT, "train": TRAIN, "rho": 0.05, "sigma": 0.02, "draws": 20, "images": 200},
         _sam,
     ),
 )  # fmt: skip
