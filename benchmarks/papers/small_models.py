@@ -14,6 +14,4 @@ VIT: dict[str, Any] = {
 FINE_VIT: dict[str, Any] = {**VIT, "model_kwargs": ("patch_size=4", "embed_dim=64", "depth=4", "num_heads=2")}
 """8×8 positions, as in Park and Kim (2022) on images of 32 px: for kernels of attention and for frequencies."""
 TRAIN: dict[str, Any] = {"epochs": 40, "lr": 1e-3}
-FINE_TRAIN: dict[str, Any] = {"epochs": 25, "lr": 1e-3}
-EARLY: dict[str, Any] = {"epochs": 4, "lr": 1e-3}
-"""A run that ends in the early phase, in which negative eigenvalues are common."""
+FINE_TRAIN: dict[str, Any] = {"epochs": 20, "lr": 1e-3}
