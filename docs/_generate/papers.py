@@ -2,7 +2,8 @@
 
 Usage: python docs/_generate/papers.py [--check]
 
-Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/claims.py.
+Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/verdicts.py. Rows
+of settings that are not those of today are left out.
 """
 
 import json
@@ -17,7 +18,9 @@ from _tables import Row, load, table, where
 
 # before this folder, whose papers.py this is
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from papers.claims import CLAIMS, Claim, Outcome, judge
+from papers.claims import CLAIMS, Claim
+from papers.experiments import current_settings, same_settings
+from papers.verdicts import Outcome, judge
 
 PAGE = Path(__file__).resolve().parents[1] / "results" / "papers.md"
 RESULTS = PAGE.parents[2] / "benchmarks" / "results"
@@ -108,6 +111,8 @@ def page(rows: Sequence[Row]) -> str:
 
 def _newest(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Group rows by experiment and images; of several settings the last that was written counts."""
+    current = current_settings()
+    rows = [row for row in rows if (row["paper"], row["experiment"], same_settings(row["settings"])) in current]
     last: dict[tuple[str, str, str], str] = {}
     for row in rows:
         last[row["paper"], row["experiment"], row["data"]] = row["digest"]
@@ -181,16 +186,21 @@ def _number(metric: str, value: float) -> str:
 
 
 def _line(claim: Claim, outcome: Outcome) -> str:
-    if outcome.verdict == "not measured":
-        return f"- {claim.text}: *not measured*."
-    factor, unit = (100, " points") if claim.metric in _PERCENT else (1, "")
-    spread = "" if math.isnan(outcome.error) else f" ± {_number(claim.metric, factor * outcome.error)}"
-    size = _number(claim.metric, factor * abs(outcome.difference))
-    sign = "" if float(size) == 0 else "+" if outcome.difference > 0 else "−"
+    if not outcome.look:
+        return f"- {claim.text}: *{outcome.verdict}*."
+    sizes = [_difference(claim, x) for x in (outcome.difference, outcome.low, outcome.high)]
     return (
         f"- {claim.text}: **{outcome.verdict}** ({claim.variant} against {claim.against}: {NAMES[claim.metric]} "
-        f"{sign}{size}{spread}{unit}, {outcome.seeds} {'seed' if outcome.seeds == 1 else 'seeds'})."
+        f"{sizes[0]} ({sizes[1]} to {sizes[2]}), {outcome.seeds} seeds)."
     )
+
+
+def _difference(claim: Claim, value: float) -> str:
+    """Return a difference with its sign, or a ratio."""
+    if claim.scale == "ratio":
+        return f"× {value:.3g}"
+    size = _number(claim.metric, abs(value) * (100 if claim.metric in _PERCENT else 1))
+    return ("" if float(size) == 0 else "+" if value > 0 else "−") + size
 
 
 def _plain(settings: dict) -> str:
