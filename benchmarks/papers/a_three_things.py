@@ -1,7 +1,7 @@
 """Touvron et al. 2022: parallel blocks, attention-only fine-tuning, the hMLP stem under masked image modelling."""
 
 from papers.experiment import Experiment, Job
-from papers.small_models import TRAIN, VIT
+from papers.small_models import PHOTOGRAPHS, TRAIN, VIT
 
 
 def _parallel(job: Job) -> None:
@@ -33,7 +33,9 @@ def _hmlp(job: Job) -> None:
 EXPERIMENTS = (
     Experiment("A", "parallel", {"common": VIT, "train": TRAIN}, _parallel),
     Experiment(
-        "A", "policies", {"common": VIT, "train": TRAIN, "finetune": {"epochs": 20, "lr": 1e-3}}, _policies,
+        "A", "policies",
+        {"common": VIT, "train": TRAIN, "finetune": {"epochs": 20, "lr": 1e-3}}, _policies,
+        {"common": VIT, "train": PHOTOGRAPHS, "finetune": {"epochs": 20, "lr": 1e-3}},
     ),
     Experiment(
         "A", "hmlp",

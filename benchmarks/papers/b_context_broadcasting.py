@@ -1,7 +1,7 @@
 """Hyeon-Woo et al. 2023: Context Broadcasting makes attention in deeper layers sparser."""
 
 from papers.experiment import Experiment, Job
-from papers.small_models import TRAIN, VIT
+from papers.small_models import PHOTOGRAPHS, TRAIN, VIT
 
 
 def _broadcast(job: Job) -> None:
@@ -35,5 +35,8 @@ def _broadcast(job: Job) -> None:
 
 
 EXPERIMENTS = (
-    Experiment("B", "broadcast", {"common": VIT, "train": TRAIN, "images": 200}, _broadcast),
+    Experiment(
+        "B", "broadcast", {"common": VIT, "train": TRAIN, "images": 200}, _broadcast,
+        {"common": VIT, "train": PHOTOGRAPHS, "images": 200},
+    ),
 )  # fmt: skip
