@@ -4,12 +4,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from papers import a_three_things, b_context_broadcasting, c_alternet, d_sam, e_scaled_relu
+from papers import a_three_things, b_context_broadcasting, c_how_vits_work, d_sam, e_scaled_relu
 from papers.experiment import Experiment, Settings
 
 EXPERIMENTS: tuple[Experiment, ...] = tuple(
     experiment
-    for module in (a_three_things, b_context_broadcasting, c_alternet, d_sam, e_scaled_relu)
+    for module in (a_three_things, b_context_broadcasting, c_how_vits_work, d_sam, e_scaled_relu)
     for experiment in module.EXPERIMENTS
 )
 

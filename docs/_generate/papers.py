@@ -3,7 +3,7 @@
 Usage: python docs/_generate/papers.py [--check]
 
 Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/verdicts.py.
-Rows of settings that are not today's are left out.
+Rows of settings that are not those of today are left out.
 """
 
 import json
@@ -64,6 +64,9 @@ TITLES = {
     ("A", "policies"): "Weights to fine-tune",
     ("A", "hmlp"): "The hMLP stem with masked image modelling",
     ("B", "broadcast"): "Context Broadcasting and the density of attention",
+    ("C", "frequencies"): "Frequencies and variance of feature maps",
+    ("C", "pooling"): "Average pooling in place of the class token",
+    ("C", "local"): "Local attention",
     ("C", "alternet"): "AlterNet",
     ("D", "sam"): "Sharpness-aware minimisation",
     ("E", "stems"): "The conv stem",
@@ -78,6 +81,14 @@ TEXT = {
     ("B", "broadcast"): "A ViT with and without `--cb` (upper half of the blocks). Entropy of attention in nats, "
                         "mean over heads and queries, on held-out images; *deep* is the upper half of the layers. "
                         "*Forward* is the time of a forward pass with CB divided by that without, measured in turn.",
+    ("C", "frequencies"): "*High* is the Δ log amplitude of the highest frequency that the paper plots, in nats, and "
+                          "*variance* that over the positions of a map, on {images} held-out images: means over the "
+                          "blocks of one ViT with 8×8 patches, of the map before and after each attention or MLP.",
+    ("C", "pooling"): "*Negative* is the share of negative values among the {hessian[top]} largest Hessian eigenvalues "
+                      "of each mini-batch of {hessian[batch_size]}, NEP, and *positive* the mean of the positive ones, "
+                      "APE: of the training loss with its l2 term, on {hessian[images]} augmented training images, "
+                      "after runs of {early[0]} and of {early[1]} epochs (mean).",
+    ("C", "local"): "A ViT with 8×8 patches and `--local-attention 5` or without.",
     ("C", "alternet"): "Both have the same widths and steps; attention replaces convolutions by the paper's build-up "
                        "rule.",
     ("D", "sam"): "λ_max of the training loss's Hessian (Lanczos), L^N with noise of σ = {sigma} on every weight "
@@ -93,7 +104,9 @@ NAMES = {
     "entropy_uniform": "uniform", "parameters": "parameters", "forward_ratio": "forward", "lambda_max": "λ_max",
     "train_loss": "L", "noisy_loss": "L^N", "noise_rise": "L^N − L", "miss_rate": "miss rate, %", "step_ratio": "step",
     "similarity_stem": "similarity, stem", "similarity_lower": "similarity, lower",
-    "similarity_upper": "similarity, upper", "diverged": "diverged, %", "cpu_seconds": "CPU s",
+    "similarity_upper": "similarity, upper", "high_frequencies": "high", "map_variance": "variance",
+    "negative_eigenvalues": "negative, %", "positive_eigenvalues": "positive", "diverged": "diverged, %",
+    "cpu_seconds": "CPU s",
 }  # fmt: skip
 """Columns that are shown, in order; what ends in % is a share."""
 
