@@ -3,7 +3,7 @@
 Usage: python docs/_generate/papers.py [--check]
 
 Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/verdicts.py.
-Rows of settings that are not today's are left out.
+Rows of settings that are not those of today are left out.
 """
 
 import json
@@ -104,9 +104,9 @@ NAMES = {
     "entropy_uniform": "uniform", "parameters": "parameters", "forward_ratio": "forward", "lambda_max": "λ_max",
     "train_loss": "L", "noisy_loss": "L^N", "noise_rise": "L^N − L", "miss_rate": "miss rate, %", "step_ratio": "step",
     "similarity_stem": "similarity, stem", "similarity_lower": "similarity, lower",
-    "similarity_upper": "similarity, upper", "high_frequencies": "high",
-    "map_variance": "variance", "negative_eigenvalues": "negative, %", "positive_eigenvalues": "positive",
-    "diverged": "diverged, %", "cpu_seconds": "CPU s",
+    "similarity_upper": "similarity, upper", "high_frequencies": "high", "map_variance": "variance",
+    "negative_eigenvalues": "negative, %", "positive_eigenvalues": "positive", "diverged": "diverged, %",
+    "cpu_seconds": "CPU s",
 }  # fmt: skip
 """Columns that are shown, in order; what ends in % is a share."""
 
