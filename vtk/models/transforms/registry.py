@@ -19,7 +19,8 @@ Apply = Callable[..., dict[str, str | None]]
 _REGISTRY: dict[str, Apply] = {}
 _MODULES = (
     "alternet.transform", "stems.replace", "transforms.context_layers", "transforms.local_attention",
-    "transforms.mlp_layers", "transforms.parallel_blocks", "transforms.squeeze_excite", "transforms.uniform_heads",
+    "transforms.mlp_layers", "transforms.parallel_blocks", "transforms.softmax_free", "transforms.squeeze_excite",
+    "transforms.uniform_heads",
 )  # fmt: skip
 """Modules of `vtk.models` that register transforms."""
 
