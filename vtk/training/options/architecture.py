@@ -66,6 +66,8 @@ class ArchitectureOptions(VariantOptions):
             result.append(Transform("add_context_broadcast", {**arguments, "layers": _layers(self.cb_layers)}))
         elif (self.cb_layers, self.cb_on, self.cb_placement) != (("upper",), "mlp", "end"):
             raise UsageError("`--cb-layers`, `--cb-on` and `--cb-placement` need --cb or --cb-scale; add one of them")
+        if self.extra_block != "none":  # the last: other changes are of the model's own blocks
+            result.append(Transform("add_block", {"kind": self.extra_block}))
         return tuple(result)
 
     def _stem_transform(self) -> list[Transform]:

@@ -10,7 +10,7 @@ from vtk.options import Config, Option, require
 
 @dataclass(frozen=True, kw_only=True)
 class VariantOptions(Config):
-    """Attention blocks in a ResNet; local or softmax-free attention, uniform heads, squeeze-and-excitation in a ViT."""
+    """Attention blocks and smoothing in a ResNet; local or softmax-free attention, uniform heads, more layers in a ViT."""
 
     GROUP: ClassVar[str] = "architecture variants"
 
@@ -28,6 +28,13 @@ class VariantOptions(Config):
     ] = "none"
     softmax_free: Annotated[bool, Option("attention without softmax (Chen et al. 2022, ViT-B/16-Free)")] = False
     se: Annotated[bool, Option("squeeze-and-excitation at the end of each FFN")] = False
+    extra_block: Annotated[
+        Literal["none", "msa", "mlp"], Option("one more attention (msa) or FFN (mlp) after the last block of a ViT")
+    ] = "none"
+    spatial_smoothing: Annotated[
+        Literal["none", "blur", "tanh-blur"],
+        Option("2×2 box blur at the end of each stage of a ResNet, plain or after tanh and ReLU"),
+    ] = "none"
 
     def variants(self) -> list[Transform]:
         """Return the changes that the options ask for, in order.
@@ -49,6 +56,8 @@ class VariantOptions(Config):
             result.append(Transform("softmax_free", {}))
         if self.se:
             result.append(Transform("add_squeeze_excite", {}))
+        if self.spatial_smoothing != "none":
+            result.append(Transform("add_smoothing", {"kind": self.spatial_smoothing}))
         return result
 
     def _check_variants(self) -> None:
