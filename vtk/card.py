@@ -40,6 +40,8 @@ INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 _NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _FAULT, _EDITED = "has an impossible value", "was it edited?"
 ResizeMode = Literal["crop", "squash", "pad"]
+InitName = Literal["papers", "0.1"]
+"""Scheme of the initial weights of layers that are not timm's (`vtk.models.initialization`)."""
 T = TypeVar("T")
 
 OWN_ARGUMENTS: Mapping[str, str] = {

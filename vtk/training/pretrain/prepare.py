@@ -35,6 +35,7 @@ from vtk.training.pretrain.seeds import SeededStream, number_images
 from vtk.training.runs.limit import limit_images
 from vtk.training.runs.scoring import default_workers
 from vtk.training.runs.tracking import check_trackers
+from vtk.training.runs.train_share import keep_share
 from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 from vtk.training.step_rules.sam import Ascent
 from vtk.training.step_rules.sharpness import make_step_rule
@@ -138,7 +139,7 @@ def read_inputs(plan: Plan, resumed_flags: Mapping[str, Any], decoding: Decoding
             audit = read_images(
                 config, plan.spec, labelled=method.labelled, show_progress=ranks.main, decoding=decoding
             )
-            audit = limit_images(audit, config.limit, config.seed)
+            audit = limit_images(keep_share(audit, config.train_share, config.seed), config.limit, config.seed)
         ranks.wait()
     spec = audit.decoding.applied(plan.spec)
     if ranks.main:
