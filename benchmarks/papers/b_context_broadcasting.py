@@ -1,6 +1,7 @@
 """Hyeon-Woo et al. 2023: Context Broadcasting makes attention in deeper layers sparser."""
 
 from papers.experiment import Experiment, Job
+from papers.small_models import PHOTOGRAPHS, TRAIN, VIT
 
 
 def _broadcast(job: Job) -> None:
@@ -10,8 +11,8 @@ def _broadcast(job: Job) -> None:
     from vtk.analysis import attention_entropy
 
     models = {}
-    for variant, cb in (("without", False), ("with CB", True)):
-        done = job.train("cb" if cb else "plain", cb=cb, **job.settings["train"])
+    for variant, cb in (("without", {}), ("with CB", {"cb": True})):
+        done = job.train("cb" if cb else "plain", **cb, **job.settings["train"])
         job.add(variant, **done.numbers)
         if done.weights is None:
             continue
@@ -35,15 +36,7 @@ def _broadcast(job: Job) -> None:
 
 EXPERIMENTS = (
     Experiment(
-        "B", "broadcast",
-        {
-            "common": {
-                "model": "vit_tiny_patch16_224", "img_size": 32, "batch_size": 16, "crop_scale": (0.8, 1.0),
-                "model_kwargs": ("patch_size=8", "embed_dim=64", "depth=12", "num_heads=2"),
-            },
-            "train": {"epochs": 13, "lr": 7e-4},
-            "images": 200,
-        },
-        _broadcast,
+        "B", "broadcast", {"common": VIT, "train": TRAIN, "images": 200}, _broadcast,
+        {"common": VIT, "train": PHOTOGRAPHS, "images": 200},
     ),
 )  # fmt: skip

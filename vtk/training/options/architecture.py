@@ -71,6 +71,8 @@ class ArchitectureOptions(VariantOptions):
         # the files of older runs have ("upper",) without Context Broadcasting
         elif self.cb_layers not in (None, ("upper",)) or (self.cb_on, self.cb_placement) != ("mlp", "end"):
             raise UsageError("`--cb-layers`, `--cb-on` and `--cb-placement` need --cb or --cb-scale; add one of them")
+        if self.extra_block != "none":  # the last: other changes are of the model's own blocks
+            result.append(Transform("add_block", {"kind": self.extra_block}))
         return tuple(result)
 
     @property

@@ -36,6 +36,7 @@ from vtk.training.runs.limit import limit_images
 from vtk.training.runs.resume_state import Saved
 from vtk.training.runs.scoring import default_workers
 from vtk.training.runs.tracking import check_trackers
+from vtk.training.runs.train_share import keep_share
 from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 from vtk.training.step_rules.sam import Ascent
 from vtk.training.step_rules.sharpness import make_step_rule
@@ -139,7 +140,7 @@ def read_inputs(plan: Plan, saved: Saved | None) -> Inputs:
             audit = read_images(
                 config, plan.spec, labelled=method.labelled, show_progress=ranks.main, decoding=decoding_of(saved)
             )
-            audit = limit_images(audit, config.limit, config.seed)
+            audit = limit_images(keep_share(audit, config.train_share, config.seed), config.limit, config.seed)
         ranks.wait()
     spec = audit.decoding.applied(plan.spec)
     if ranks.main:

@@ -99,6 +99,7 @@ class Records:
             data={
                 "val_split": config.val_split, "seed": config.seed, "init": created.init,
                 "root": audit.root.resolve().name, "images": record_of(audit).to_dict(),
+                **config.share,
                 **config.trial,
             },
             regime=Regime(plan.precision.name, config.eval_batch_size, plan.ranks.device.type),

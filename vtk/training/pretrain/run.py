@@ -110,7 +110,7 @@ def _train(records: Records, saved: resume_state.Saved | None, callbacks: Callba
     tokenizer = out / run_outputs.TOKENIZER
     return PretrainResult(
         out, out / run_outputs.BACKBONE, config.method, records.rows, plan.method.numbers(), result.images_per_second,
-        plan.precision.name, tokenizer if tokenizer.is_file() else None, config.trial,
+        plan.precision.name, tokenizer if tokenizer.is_file() else None, config.trial, config.train_share,
     )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ from vtk.training.runs.label_kinds import read_data
 from vtk.training.runs.limit import limit_images
 from vtk.training.runs.plan import RunPlan, augmentation
 from vtk.training.runs.scratch import apply_scratch
+from vtk.training.runs.train_share import keep_share
 from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 
 
@@ -157,7 +158,7 @@ def _scan(plan: RunPlan, decoding: Decoding | None) -> DataAudit:
     for turn in (True, False):  # the main process scans first; the others find its cache
         if ranks.main == turn:
             audit = read_data(config, plan.spec, show_progress=ranks.main, decoding=decoding)
-            audit = limit_images(audit, config.limit, config.seed)
+            audit = limit_images(keep_share(audit, config.train_share, config.seed), config.limit, config.seed)
         ranks.wait()
     if not audit.val:
         raise DataError(

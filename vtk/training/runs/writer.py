@@ -119,6 +119,7 @@ class Writer(ABC):
                 "max_pixels": config.max_pixels,
                 **separators(config),
                 "images": task.images.to_dict(),
+                **config.share,
                 **config.trial,
             },
             regime=Regime(self.plan.precision.name, config.eval_batch_size, self.plan.ranks.device.type),
