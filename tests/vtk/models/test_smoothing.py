@@ -9,7 +9,6 @@ from vtk.errors import UsageError
 from vtk.models.transforms.smoothing import SpatialSmoothing, add_smoothing
 from vtk.training.train_config import TrainConfig
 
-
 SMALL = {"num_classes": 3, "layers": (1, 2, 1, 1), "channels": (8, 8, 16, 16)}
 
 

@@ -13,8 +13,8 @@ from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
-from vtk.analysis.probes.feature_maps import Maps, grid_of
 from vtk.analysis.probes.convolutions import single_convolutions
+from vtk.analysis.probes.feature_maps import Maps, grid_of
 from vtk.analysis.probes.residual_units import residual_units, watch_units, without_unit
 from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet
