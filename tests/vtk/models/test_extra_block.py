@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from vtk.analysis.measures.neurons import active_neurons
+from vtk.bank.folded import fold
 from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.create import build_model
@@ -148,3 +150,14 @@ def test_it_is_added_once_and_after_changes_of_the_models_own_blocks():
         add_context_broadcast(model)
     flags = FinetuneConfig(cb=True, extra_block="msa", se=True)
     assert [t.op for t in flags.transforms()] == ["add_squeeze_excite", "add_context_broadcast", "add_block"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fused_bank_refuses_it_in_one_line_and_blocks_without_an_ffn_have_no_neurons(kind):
+    model = vit()
+    add_block(model, kind=kind)
+    with pytest.raises(UsageError, match=r"cannot fold `blocks\.1`: .*; create the bank with fused=False") as caught:
+        fold(model, (16, 16), torch.float32)
+    assert "\n" not in str(caught.value)
+    found = active_neurons(model, [(torch.randn(2, 3, 16, 16, dtype=torch.float64), torch.zeros(2))])
+    assert not found.unseen and [layer.block for layer in found.layers] == ([1] if kind == "msa" else [1, 2])

@@ -104,8 +104,14 @@ def refuse_stem(model: nn.Module, embed: Any) -> None:
     if isinstance(embed, Stem):
         raise UsageError(f"{kind} already has the stem {embed.stem}; a stem is replaced once")
     if type(embed) is not PatchEmbed:
-        what = "no `patch_embed`" if embed is None else f"a {type(embed).__name__} as its `patch_embed`"
-        raise UsageError(f"{kind} has {what}, and --stem replaces timm's PatchEmbed only (vit_*, deit_*, beit_*, …)")
+        own = type(embed)
+        # classes of other modules of timm have the same name
+        name = f"{own.__module__}.{own.__name__}" if own.__name__ == PatchEmbed.__name__ else own.__name__
+        what = "no `patch_embed`" if embed is None else f"a {name} as its `patch_embed`"
+        raise UsageError(
+            f"{kind} has {what}, and --stem replaces the projection of timm.layers.PatchEmbed; give a model that has "
+            "one (vit_*, deit_*, beit_*, …)"
+        )
     conv = embed.proj
     plain = type(conv) is nn.Conv2d and conv.kernel_size == conv.stride == tuple(embed.patch_size)
     if not plain or conv.padding != (0, 0) or conv.dilation != (1, 1) or conv.groups != 1:
