@@ -169,7 +169,7 @@ class Job:
         if not mark.is_file() or mark.stat().st_mtime < self.since:
             return None
         kept = json.loads(mark.read_text(encoding="utf-8"))
-        if kept["job"] == self.name and kept["process"] != os.getpid():
+        if kept.get("job") == self.name and kept.get("process") != os.getpid():
             self.resumed[digest] = kept["numbers"]["cpu_seconds"]
         return Trained(kept["numbers"], Path(kept["weights"]) if kept["weights"] else None)
 

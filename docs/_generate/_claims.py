@@ -61,6 +61,8 @@ def counts(judged: Sequence[Judged]) -> str:
 
     (shown, still), (reverse, reverse_still) = of("shown"), of("reversed")
     tests = sum(one.outcome.look > 0 for one in judged)
+    if not tests:
+        return f"No claim has the {looks.SEEDS[0]} seeds of a first look yet."
     return (
         f"Of {tests} tests {shown} show what the paper says ({still} also when all count together), {reverse} show the "
         f"reverse ({reverse_still}), and {tests - shown - reverse} show neither."
@@ -103,11 +105,18 @@ def attempts(judged: Sequence[Judged]) -> list[str]:
             if one.claim.tried and one.outcome.look and one.outcome.verdict != "shown"]  # fmt: skip
 
 
-def number(name: str, value: float) -> str:
-    """Return a value of a metric by the metric's name: where that ends in %, the value is a share."""
-    if name.endswith("%"):
-        return f"{100 * value:.1f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+def number(name: str, value: float, like: float | None = None) -> str:
+    """Return a value of a metric by the metric's name: where that ends in %, the value is a share.
+
+    Args:
+        name: of the metric, as the page has it.
+        value: the number.
+        like: a number whose decimals it gets; its own where None.
+    """
+    share = name.endswith("%")
+    size = abs(value if like is None else like)
+    text = f"{abs(value) * (100 if share else 1):.{1 if share or size >= 10 else 3}f}"
+    return f"−{text}" if value < 0 and float(text) else text
 
 
 def _cell(one: Judged) -> str:
@@ -126,8 +135,8 @@ def _size(claim: Claim, name: str, value: float) -> str:
     """Return a difference with its sign, or a ratio."""
     if claim.scale == "ratio":
         return f"×{value:.2f}" if 0.1 <= value < 100 else f"×{value:.2g}"
-    size = number(name, abs(value))
-    return ("" if float(size) == 0 else "+" if value > 0 else "−") + size
+    size = number(name, value)
+    return f"+{size}" if value > 0 and float(size) else size
 
 
 def _detectable(claim: Claim, name: str, value: float) -> str:

@@ -201,7 +201,7 @@ def _cell(metric: str, values: list[float]) -> str:
     if metric == "parameters":
         return f"{mean:,.0f}"
     name = NAMES[metric]
-    return number(name, mean) + (f" ± {number(name, statistics.stdev(values))}" if len(values) > 1 else "")
+    return number(name, mean) + (f" ± {number(name, statistics.stdev(values), mean)}" if len(values) > 1 else "")
 
 
 def _plain(settings: dict) -> str:

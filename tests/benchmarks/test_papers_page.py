@@ -94,6 +94,13 @@ def test_the_page_has_the_verdicts_in_front_and_the_variants_means(page, code):
     assert "commit abc" in text and "1,000 training images, seeds 0 to 4:" in text and "## AlterNet" not in text
 
 
+def test_numbers_have_the_decimals_of_their_mean_and_a_minus(page):
+    assert (page.number("λ_max", 12.34), page.number("λ_max", 0.5, 12.34)) == ("12.3", "0.5")
+    assert (page.number("L", -1.7619), page.number("L", -0.0001), page.number("top-1, %", 0.123)) == (
+        "−1.762", "0.000", "12.3",
+    )  # fmt: skip
+
+
 def test_a_claim_that_its_own_test_shows_may_not_survive_all_others(page, code):
     clear = {"AdamW": (1.0,) * 5, "SAM": tuple(np.exp(-0.3 + 0.065 * np.array([1, -1, 0.5, -0.5, 0])))}  # t is 13
     more = (*CLAIMS_OF_SAM, *(Claim("D", "sam", f"no {i}", "miss_rate", "SAM", "AdamW", -1) for i in range(40)))
@@ -114,6 +121,7 @@ def test_rows_of_other_settings_are_left_out_and_images_are_apart(page, code):
     ])  # fmt: skip
     assert "**pets**" in text and "**cars**" in text and "40.0 ± 0.0" in text and "70.0" in text
     assert "90.0" not in text and "60.0" not in text
+    assert "No claim has the 5 seeds of a first look yet." in text
     assert "| paper | claim | pets | cars |" in text and "| too few seeds | too few seeds |" in text
     assert "Not measured yet." in page.page(of(0.6, settings={**SAM.settings, "rho": 7}))
 
