@@ -136,9 +136,11 @@ def do(task: Task, place: Place, result: Path | None = None) -> None:
     """
     import torch
 
-    from papers import measures
-
     torch.set_num_threads(1)
+    if place.device != "cpu":
+        from papers import measures
+
+        measures.DEVICE = torch.device(place.device)
     cpu = time.process_time()
     experiment, images, result = task.experiment, task.images, result or place.result(task)
     runs = place.work / "runs"
@@ -148,7 +150,6 @@ def do(task: Task, place: Place, result: Path | None = None) -> None:
         experiment.settings, images.folder(place.work), images.describe(), images.hflip, task.seed, runs, place.since,
         str(task), place.device,
     )  # fmt: skip
-    measures.DEVICE = torch.device(place.device)
     experiment.run(job)
     job.add(WHOLE_JOB, cpu_seconds=time.process_time() - cpu + sum(job.resumed.values()))
     head = {"paper": experiment.paper, "experiment": experiment.name}

@@ -126,6 +126,14 @@ def test_rows_of_other_settings_are_left_out_and_images_are_apart(page, code):
     assert "Not measured yet." in page.page(of(0.6, settings={**SAM.settings, "rho": 7}))
 
 
+def test_claims_that_both_looks_did_not_show_say_what_was_tried(page):
+    judged = page.judge_all(page._newest(page.load("papers.csv", page.RESULTS)), CLAIMS)
+    silent = [one.claim.text for one in judged if one.outcome.verdict == "reversed" and not one.claim.tried]
+    silent += [one.claim.text for one in judged if one.outcome.verdict == "not shown here" and one.outcome.look == 2
+               and not one.claim.tried]  # fmt: skip
+    assert not silent
+
+
 def test_without_results_the_page_promises_nothing(page):
     assert "Not measured yet." in page.page([]) and "shown |" not in page.page([])
 

@@ -29,7 +29,7 @@ def judged(claim, one, two):
 @pytest.fixture(scope="module")
 def draws():
     """Differences of many experiments of ten seeds without any effect, with Student's t at both looks."""
-    numbers = np.random.default_rng(24).standard_normal((100_000, 10))
+    numbers = np.random.default_rng(24).standard_normal((60_000, 10))
     return numbers, [_normal(numbers[:, :count]) for count in looks.SEEDS]
 
 
@@ -95,7 +95,7 @@ def test_a_difference_called_detectable_shows_in_four_of_five_experiments(draws,
     numbers, _ = draws
     unit = SPREAD / SPREAD.std(ddof=1)
     effect = looks.detectable(list(unit), 2)
-    power = _decided([_normal(numbers[:50_000, :count] + effect) for count in looks.SEEDS]).mean()
+    power = _decided([_normal(numbers[:30_000, :count] + effect) for count in looks.SEEDS]).mean()
     with capsys.disabled():
         print(f" [power {power:.3f} at {effect:.3f} standard deviations]", end="")
     assert abs(power - looks.POWER) < 0.015
