@@ -82,9 +82,7 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
     blocks = block_modules(model)
     seen = {hidden.block for hidden in counts}
     without = {b for b, module in blocks.items() if isinstance(module, SublayerBlock) and module.leaf == "attn"}
-    unseen = tuple(
-        b for i, b in enumerate(blocks, start=1) if (i not in seen and b not in without) or b in functional
-    )
+    unseen = tuple(b for i, b in enumerate(blocks, start=1) if (i not in seen and b not in without) or b in functional)
     if not counts:
         why = "calls its activation as a function, which no hook sees" if unseen[0] in functional else (
             "has no module of ReLU, GELU, SiLU or the like"

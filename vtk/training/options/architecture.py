@@ -75,7 +75,8 @@ class ArchitectureOptions(VariantOptions):
             for name, value in (("act", self.stem_act), ("strides", self.stem_strides)):
                 if value is not None:
                     raise UsageError(f"`--stem-{name}` needs another stem than the model's own; add --stem conv")
-            return []
+            # the model knows whether that is its own (`vtk.models.stems.own`)
+            return [] if self.stem is None else [Transform("replace_stem", {"stem": self.stem})]
         arguments: dict[str, Any] = {"stem": "conv" if self.stem == "3conv+3bn+3relu+1proj" else self.stem}
         if self.stem_act is not None:
             arguments["act"] = self.stem_act
