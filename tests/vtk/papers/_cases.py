@@ -199,6 +199,10 @@ CASES = [
         for v, mix in (("a", "uniform"), ("b", "cb"), ("c", "uniform"))
     ),
     _vit(
+        "softmax-free", ("softmax_free", {}),
+        fuse=_only("SoftmaxFreeAttention", *_ATTN), pack=_only("SoftmaxFreeAttention", *_ATTN),
+    ),
+    _vit(
         "se", ("add_squeeze_excite", {"reduction": 4}),
         fuse=_only("SqueezeExciteMlp", *_MLP), pack=_only("SqueezeExciteMlp", *_MLP),
     ),

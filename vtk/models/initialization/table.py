@@ -79,7 +79,9 @@ TABLE: Mapping[str, Row] = {
         "AlterNet and preact_resnet: convolutions of stem and blocks, `attn.reduce`", _TORCH, _TORCH, _ALTERNET,
         Draw("normal", "√(2/fan_out)"), ZEROS,
     ),
-    "alternet.attention": Row("AlterNet: `attn.q`, `attn.kv`, `attn.proj`", _TORCH, _TORCH, _ALTERNET, _TRUNCATED, ZEROS),
+    "alternet.attention": Row(
+        "AlterNet: `attn.q`, `attn.kv`, `attn.proj`", _TORCH, _TORCH, _ALTERNET, _TRUNCATED, ZEROS,
+    ),
     "alternet.position": Row(
         "AlterNet: `attn.relative_position_bias_table`", _NORMAL, None, "Park and Kim 2022's code",
     ),
@@ -95,7 +97,8 @@ TABLE: Mapping[str, Row] = {
         "Park and Kim 2022's code", _TRUNCATED_TIMM,
     ),
     "stem.conv": Row(
-        "stems conv, hmlp, levit: convolutions", _TORCH, _TORCH, "the codes of VOLO, DeiT and LeViT leave torch's default",
+        "stems conv, hmlp, levit: convolutions", _TORCH, _TORCH,
+        "the codes of VOLO, DeiT and LeViT leave torch's default",
     ),
     "scaled_relu.alpha": Row(
         "stem activation scaled-relu: `alpha`", ZEROS, None, "Wang et al. 2022, eq. 1, of a new BatchNorm",

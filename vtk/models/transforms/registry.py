@@ -20,7 +20,7 @@ _REGISTRY: dict[str, Apply] = {}
 _MODULES = (
     "alternet.transform", "stems.replace", "transforms.context_layers", "transforms.extra_block",
     "transforms.local_attention", "transforms.mlp_layers", "transforms.parallel_blocks", "transforms.smoothing",
-    "transforms.squeeze_excite", "transforms.uniform_heads",
+    "transforms.softmax_free", "transforms.squeeze_excite", "transforms.uniform_heads",
 )  # fmt: skip
 """Modules of `vtk.models` that register transforms."""
 

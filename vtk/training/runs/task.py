@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vtk.card import InitName
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.train_pipeline import TrainTransform
@@ -92,7 +93,7 @@ class Task:
 
 def build_task(
     plan: RunPlan, *, decoding: Decoding | None = None, hflip: object = None, base: Base | None = None,
-    teacher: Trained | None = None,
+    teacher: Trained | None = None, init: InitName | None = None,
 ) -> Task:  # fmt: skip
     """Read the images, make the model, and choose the parameters to train.
 
@@ -101,6 +102,7 @@ def build_task(
         decoding: rules of a resumed run of version 0.1.
         hflip: probability of mirroring in the run that is resumed; anything else than a number where there is none.
         base: weights already read, of an earlier task; by default the options say where they are.
+        init: scheme of the initial weights of the run that is resumed; by default that of the options.
         teacher: a loaded model, in place of what ``--distill-from`` names.
 
     Raises:
@@ -120,6 +122,7 @@ def build_task(
         choice.name, num_classes=len(audit.classes), img_size=choice.size, weights=config.weights,
         pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=choice.kwargs,
         in_chans=config.in_chans, input=spec, transforms=config.transforms(), base=base, classes=audit.classes,
+        init=init or config.init,
     )  # fmt: skip
     created.notes += [choice.note] if choice.note else []
     layers, parameters = _choose_parameters(plan, created)

@@ -114,6 +114,7 @@ class Writer(ABC):
                 "layout": task.audit.layout,
                 "val_split": config.val_split,
                 "seed": config.seed,
+                "init": created.init,
                 "root": task.audit.root.resolve().name,
                 "max_pixels": config.max_pixels,
                 **separators(config),
