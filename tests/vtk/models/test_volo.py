@@ -25,6 +25,7 @@ TABLE_2 = (
     "1proj+1bn+1relu",
 )  # fmt: skip
 
+
 def made(**kwargs: Any) -> Any:
     torch.manual_seed(0)
     return lively(timm.create_model("tiny_volo", img_size=32, num_classes=3, **kwargs))
@@ -164,6 +165,6 @@ def test_what_does_not_fit_is_refused_before_any_image(arguments, match):
 def test_stems_of_other_models_are_named_with_their_module():
     with shapes_only():
         model = timm.create_model("xcit_nano_12_p16_224")
-    where = r"Xcit has a ConvPatchEmbed as its `patch_embed` \(timm.models.xcit\), and --stem replaces that of timm's vit_"
+    where = r"a ConvPatchEmbed as its `patch_embed` \(timm.models.xcit\), and --stem replaces that of timm's vit_"
     with pytest.raises(UsageError, match=where):
         replace_stem(model, stem="conv")

@@ -60,8 +60,9 @@ class Stem(PatchEmbed):  # type: ignore[misc]
 
 @register("replace_stem")
 def replace_stem(
-    model: nn.Module, *, stem: StemName, act: ActivationName | None = None, strides: Sequence[int] | None = None
-) -> dict[str, str | None]:
+    model: nn.Module, *, stem: StemName, act: ActivationName | None = None, strides: Sequence[int] | None = None,
+    depth: int | None = None,
+) -> dict[str, str | None]:  # fmt: skip
     """Replace the stem of a Vision Transformer or a VOLO, in place.
 
     Args:
@@ -70,6 +71,7 @@ def replace_stem(
         stem: one of `vtk.models.stems.STEMS`.
         act: activation; by default the paper's.
         strides: of the four layers of a conv stem, by default 2, 1, 1, and half the patch.
+        depth: layers of a local-transformer stem, by default 24.
 
     Returns:
         The map from the model's keys to themselves, None for each tensor of the stem. Stems that keep the projection
@@ -84,7 +86,7 @@ def replace_stem(
     is_volo = own_stem(embed) == "conv"
     old = None if is_volo else embed.proj
     shape = shape_of(embed)
-    layers = make_stem(stem, shape, act=act, strides=strides, proj=old)
+    layers = make_stem(stem, shape, act=act, strides=strides, depth=depth, proj=old)
     kept = any(layer is old for layer in layers.modules())
     for layer in layers.modules():
         if layer is not old:
