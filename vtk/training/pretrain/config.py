@@ -27,6 +27,7 @@ from vtk.training.pretrain.options import (
     ProbeOptions,
     TokenizerOptions,
 )
+from vtk.training.recipes import recipe_values
 
 _CROP = {"crop_scale": (0.2, 1.0)}
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -123,6 +124,7 @@ class PretrainConfig(
             raise UsageError(
                 "`--ema`: the moving average of --method dino is its teacher, which is kept; give --teacher-momentum"
             )
+        self._check_recipe()
         self._check_input()
         self._check_architecture()
         self._check_pixels()
@@ -138,7 +140,8 @@ class PretrainConfig(
 
     def defaults(self) -> dict[str, Any]:
         """Return the defaults of all options with this method."""
-        return {f.name: f.default for f in dataclasses.fields(self)} | self._of_method()
+        own = {f.name: f.default for f in dataclasses.fields(self)} | self._of_method()
+        return own | recipe_values(self.recipe, type(self))
 
     def _of_method(self) -> dict[str, Any]:
         own = self.optimizer == "adamw" and self.method != "dino"  # whose authors keep torch's 0.9 and 0.999
