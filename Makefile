@@ -117,7 +117,7 @@ clean-peers:  ## remove the environments of test-peers, for some with other pack
 	rm -rf $(PEERS) $(OLD) $(TRITON) $(COREML) $(LITERT) $(ONNX2TF) $(NODE)
 
 # two processes of one thread; what benchmarks/results/papers.csv has already is not done again. PAPERS is for flags
-papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 75 minutes, then docs/results/papers.md
+papers: $(STAMP)  ## the papers' claims at a small scale, on the CPU: at most 2 hours, then docs/results/papers.md
 	$(BIN)/python benchmarks/papers $(PAPERS)
 	$(BIN)/python docs/_generate/papers.py
 

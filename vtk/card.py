@@ -40,6 +40,8 @@ INTERPOLATIONS = ("bicubic", "bilinear", "nearest")
 _NO_TEXT = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _FAULT, _EDITED = "has an impossible value", "was it edited?"
 ResizeMode = Literal["crop", "squash", "pad"]
+InitName = Literal["papers", "0.1"]
+"""Scheme of the initial weights of layers that are not timm's (`vtk.models.initialization`)."""
 T = TypeVar("T")
 
 OWN_ARGUMENTS: Mapping[str, str] = {
@@ -151,7 +153,7 @@ class Card:
         transforms: changes of the architecture, in order.
         metrics: of the held-out images, accuracies as fractions.
         data: how the training run split its folder (``layout``, ``val_split``, ``seed``), so that an evaluation of the
-            same folder takes the same images.
+            same folder takes the same images; and ``init``, the scheme of the weights that ``seed`` drew.
         regime: conditions under which ``metrics`` were measured.
         versions: of Python, torch, timm and this toolkit.
         command: the command line that made it.
@@ -178,6 +180,11 @@ class Card:
     multi_label: bool = False
     calibration: Calibration | None = None
     threshold: Threshold | None = None
+
+    @property
+    def init(self) -> InitName:
+        """Scheme of the initial weights of the run that made it; 0.1 in cards that do not say it."""
+        return "papers" if self.data.get("init") == "papers" else "0.1"
 
     @property
     def temperature(self) -> float:
@@ -296,6 +303,8 @@ def _card_fault(card: Card) -> str | None:
     fraction, seed = card.data.get("val_split", 0.0), card.data.get("seed", 0)
     if not isinstance(fraction, (int, float)) or not 0 <= fraction < 1 or not isinstance(seed, int):
         return f"`data` is impossible: {_show(card.data)}"
+    if (init := card.data.get("init", "0.1")) not in typing.get_args(InitName):
+        return f"`data.init` is {_show(init)}; known: {', '.join(typing.get_args(InitName))}"
     names = card.pack.get("trained", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return "`pack.trained` is no list of names"

@@ -1,6 +1,7 @@
 """Chen et al. 2022: sharpness-aware minimisation finds flatter minima than AdamW alone."""
 
 from papers.experiment import Experiment, Job
+from papers.small_models import TRAIN, VIT
 
 
 def _sam(job: Job) -> None:
@@ -8,20 +9,20 @@ def _sam(job: Job) -> None:
     from vtk.analysis import average_flatness, hessian_max, miss_rate
 
     speeds = {}
-    for variant, rho in (("AdamW", None), ("SAM", job.settings["rho"])):
-        done = job.train("sam" if rho else "adamw", sam=rho, **job.settings["train"])
+    for variant, options in (("AdamW", {}), ("SAM", {"sam": job.settings["rho"]})):
+        done = job.train("sam" if options else "plain", **options, **job.settings["train"])
         job.add(variant, **done.numbers)
         if done.weights is None:
             continue
         speeds[variant] = done.numbers["images_per_second"]
         task = load(done.weights)
         seen = batches(task, job.images, "train", job.settings["images"])
-        curvature = hessian_max(task.model, seen)
+        curvature = hessian_max(task.model, seen, top=2)
         flatness = average_flatness(
             task.model, seen, sigma=job.settings["sigma"], draws=job.settings["draws"], seed=job.seed
         )
         job.add(
-            variant, lambda_max=curvature.value, lambda_converged=all(curvature.converged.values()),
+            variant, lambda_max=max(curvature.values["whole"]), lambda_converged=all(curvature.converged.values()),
             train_loss=flatness.loss, noisy_loss=flatness.noisy_loss,
             noise_rise=flatness.noisy_loss - flatness.loss, miss_rate=miss_rate(task.model, seen).rate,
         )  # fmt: skip
@@ -32,15 +33,7 @@ def _sam(job: Job) -> None:
 EXPERIMENTS = (
     Experiment(
         "D", "sam",
-        {
-            "common": {
-                "model": "vit_tiny_patch16_224", "img_size": 32, "batch_size": 16, "crop_scale": (0.8, 1.0),
-                "model_kwargs": ("patch_size=8", "embed_dim=64", "depth=6", "num_heads=2"),
-                "smoothing": 0.0, "weight_decay": 0.3,
-            },
-            "train": {"epochs": 13, "lr": 7e-4},
-            "rho": 0.1, "sigma": 0.02, "draws": 20, "images": 200,
-        },
+        {"common": {**VIT, "smoothing": 0.0}, "train": TRAIN, "rho": 0.05, "sigma": 0.02, "draws": 20, "images": 200},
         _sam,
     ),
 )  # fmt: skip

@@ -1,16 +1,20 @@
 """Models of finished runs, and the images used to measure them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from papers.experiment import Job
+from vtk.analysis import CrossEntropy, HessianSpectrum, hessian_spectrum
 from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
+from vtk.data.loading.train_pipeline import train_transform
 from vtk.packs.load import Task, load_checkpoint
 
 
@@ -47,3 +51,38 @@ def forward_ratio(model: nn.Module, base: nn.Module, images: Tensor, rounds: int
 def mean(values: Sequence[float]) -> float:
     """Return the mean."""
     return sum(values) / len(values)
+
+
+def around_units(values: Sequence[tuple[str, float | None]]) -> dict[str, dict[Literal["before", "after"], float]]:
+    """Return the mean value of the feature maps before and after the units of each kind.
+
+    Args:
+        values: kind of a unit and the value of the map after it, in the order of the model, the stem first.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for (_, before), (kind, after) in pairwise(values):
+        if before is not None and after is not None:
+            own = found.setdefault(kind, {"before": [], "after": []})
+            own["before"].append(before)
+            own["after"].append(after)
+    return {kind: {"before": mean(own["before"]), "after": mean(own["after"])} for kind, own in found.items()}
+
+
+def spectrum(task: Task, job: Job, options: Mapping[str, Any]) -> HessianSpectrum:
+    """Return the largest Hessian eigenvalues of mini-batches, of the loss that was trained (Park and Kim 2022, App. A).
+
+    That is the cross-entropy of augmented training images, and ½·λ·‖w‖² of the run's weight decay λ.
+
+    Args:
+        task: the model.
+        job: its images, augmentation and seed.
+        options: ``images``, ``batch_size`` of the mini-batches, ``top`` values of each, and ``smoothing`` of labels.
+    """
+    samples = scan(job.images / "all").train
+    augmented = train_transform(task.card.input, crop_scale=job.settings["common"]["crop_scale"], hflip=job.hflip)
+    chosen = samples[:: max(1, len(samples) // options["images"])][: options["images"]]
+    loader: Any = make_loader(
+        chosen, augmented, batch_size=options["batch_size"], shuffle=True, seed=job.seed, workers=0
+    )
+    loss = CrossEntropy(smoothing=options["smoothing"], weight_decay=job.settings["common"]["weight_decay"])
+    return hessian_spectrum(task.model, list(loader), loss=loss, top=options["top"], seed=job.seed)

@@ -2,47 +2,57 @@
 
 Usage: python docs/_generate/papers.py [--check]
 
-Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/claims.py.
+Nothing is said of a paper that the rows do not say: verdicts follow from the rule in benchmarks/papers/verdicts.py.
+Rows of settings that are not those of today are left out.
 """
 
 import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from _claims import Judged, attempts, claims_table, counts, judge_all, number, summary
 from _pages import write_or_check
 from _tables import Row, load, table, where
-
-# before this folder, whose papers.py this is
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-from papers.claims import CLAIMS, Claim, Outcome, judge
+from papers import looks  # of benchmarks, where `_claims` looks first
+from papers.claims import CLAIMS, Claim
+from papers.experiments import current_settings, same_settings
+from papers.jobs import WHOLE_JOB
+from papers.schedule import values_of
 
 PAGE = Path(__file__).resolve().parents[1] / "results" / "papers.md"
 RESULTS = PAGE.parents[2] / "benchmarks" / "results"
 
-HEAD = """# The papers' claims, tested at small scale
+HEAD = f"""# The papers' claims, tested at small scale
 
 Written by `make docs` from `benchmarks/results/papers.csv`; do not edit by hand. `make papers` does the runs that are
-missing: models at most 192 wide, at most 1,000 training images, less than 90 seconds each, on a CPU. The [papers'
-key](../concepts/papers-key.md) has the papers and their ids.
+missing: small models of at most 1,000 training images, on a CPU, each run less than 90 seconds of one core. The
+[papers' key](../concepts/papers-key.md#how-claims-are-tested) has the papers, their ids and the test in full.
 
 ```bash
-make papers                                                      # generated images of digits, nothing else needed
-.venv/bin/python benchmarks/papers --data FOLDER --name "Pets"   # images of your own, as `vtk train` takes them
+make papers                                                       # generated images of digits, nothing else needed
+.venv/bin/python benchmarks/papers --images digits Pets=FOLDER    # and images of your own, as `vtk train` takes them
 .venv/bin/python benchmarks/papers --only A/hmlp D --seeds 0 --dry
 ```
 
 Such runs are far from those of the papers: an effect that needs large images or long training cannot show. Therefore
-one rule decides every claim, and a claim that does not show is reported as such. Variants are compared seed by seed on
-the same images in the same order. *Shown*: for every seed the difference has the sign that the paper says, and the mean
-is at least two standard errors from 0. *Reversed*: the same with the opposite sign. *Not shown here*: anything else. A
-claim of "as accurate as" is *shown* if the mean difference minus two standard errors is above the given margin, and
-*reversed* if the mean difference plus two standard errors is below it.
+one rule decides every claim, and one that does not show is reported as such, with the difference that would have shown.
+Variants are compared seed by seed, on the same images in the same order, after {looks.SEEDS[0]} seeds and, where these
+do not decide every claim of an experiment, after {looks.SEEDS[1]}.
+
+| column | meaning |
+| --- | --- |
+| verdict | *shown*: the mean difference is on the paper's side of 0, beyond O'Brien and Fleming's bound of that look; *reversed*: on the other side, beyond it; *not shown here*: neither. "As accurate as" is the same test of the margin in place of 0. Both looks together are wrong in {looks.LEVEL:.0%} of claims without any effect. |
+| after Holm | the verdict when the chance of any wrong one among all claims is kept at {looks.LEVEL:.0%} |
+| seeds | how many decided; a claim that {looks.SEEDS[0]} seeds decide is not judged again |
+| mean (interval) | difference or, of curvature, noise, entropy and losses, ratio; the interval leaves out 0 (1; the margin) exactly when the look decides |
+| p | the smallest level at which the looks decide |
+| detectable | the true difference or ratio that these runs show with a chance of {looks.POWER:.0%}, given their spread: (t of the look + t of {looks.POWER:.0%}) · s / √seeds |
 
 Accuracies are those of the last epoch on held-out images. Tables give the mean ± the standard deviation over seeds.
-"""
+"""  # noqa: E501
 
 PAPERS = {
     "A": "Touvron et al. 2022", "B": "Hyeon-Woo et al. 2023", "C": "Park and Kim 2022", "D": "Chen et al. 2022",
@@ -54,6 +64,9 @@ TITLES = {
     ("A", "policies"): "Weights to fine-tune",
     ("A", "hmlp"): "The hMLP stem with masked image modelling",
     ("B", "broadcast"): "Context Broadcasting and the density of attention",
+    ("C", "frequencies"): "Frequencies and variance of feature maps",
+    ("C", "pooling"): "Average pooling in place of the class token",
+    ("C", "local"): "Local attention",
     ("C", "alternet"): "AlterNet",
     ("D", "sam"): "Sharpness-aware minimisation",
     ("E", "stems"): "The conv stem",
@@ -65,9 +78,17 @@ TEXT = {
                        "on the other half, all with the same learning rate.",
     ("A", "hmlp"): "`vtk pretrain --method simmim`, then `vtk finetune --train full` from its backbone, on the same "
                    "images.",
-    ("B", "broadcast"): "A ViT with and without `--cb` (upper half of the blocks). Entropy of attention in nats, "
-                        "mean over heads and queries, on held-out images; *deep* is the upper half of the layers. "
+    ("B", "broadcast"): "A ViT with and without `--cb` (upper half of the blocks), with average pooling or a "
+                        "class token. Entropy of attention in nats, mean over heads and queries, on held-out images; *deep* is the upper half of the layers. "
                         "*Forward* is the time of a forward pass with CB divided by that without, measured in turn.",
+    ("C", "frequencies"): "*High* is the Δ log amplitude of the highest frequency that the paper plots, in nats, and "
+                          "*variance* that over the positions of a map, on {images} held-out images: means over the "
+                          "blocks of one ViT with 8×8 patches, of the map before and after each attention or MLP.",
+    ("C", "pooling"): "*Negative* is the share of negative values among the {hessian[top]} largest Hessian eigenvalues "
+                      "of each mini-batch of {hessian[batch_size]}, NEP, and *positive* the mean of the positive ones, "
+                      "APE: of the training loss with its l2 term, on {hessian[images]} augmented training images, "
+                      "after runs of {early[0]} and of {early[1]} epochs (mean).",
+    ("C", "local"): "A ViT with 8×8 patches and `--local-attention 5` or without.",
     ("C", "alternet"): "Both have the same widths and steps; attention replaces convolutions by the paper's build-up "
                        "rule.",
     ("D", "sam"): "λ_max of the training loss's Hessian (Lanczos), L^N with noise of σ = {sigma} on every weight "
@@ -83,31 +104,34 @@ NAMES = {
     "entropy_uniform": "uniform", "parameters": "parameters", "forward_ratio": "forward", "lambda_max": "λ_max",
     "train_loss": "L", "noisy_loss": "L^N", "noise_rise": "L^N − L", "miss_rate": "miss rate, %", "step_ratio": "step",
     "similarity_stem": "similarity, stem", "similarity_lower": "similarity, lower",
-    "similarity_upper": "similarity, upper", "diverged": "diverged, %",
+    "similarity_upper": "similarity, upper", "high_frequencies": "high", "map_variance": "variance",
+    "negative_eigenvalues": "negative, %", "positive_eigenvalues": "positive", "diverged": "diverged, %",
+    "cpu_seconds": "CPU s",
 }  # fmt: skip
-"""Columns that are shown, in order."""
-_PERCENT = ("top1", "miss_rate", "diverged")
-Values = dict[str, dict[str, dict[str, float]]]
-"""Metric to variant to seed to value."""
+"""Columns that are shown, in order; what ends in % is a share."""
 
 
-def page(rows: Sequence[Row]) -> str:
+def page(rows: Sequence[Row], claims: Sequence[Claim] = CLAIMS) -> str:
     """Return the page for the rows of the results file."""
     parts = [HEAD]
-    if not rows:
-        parts.append("Not measured yet.\n")
     newest = _newest(rows)
+    if not newest:
+        parts.append("Not measured yet.\n")
+    judged = judge_all(newest, claims) if newest else []
     if newest:
-        parts += ["## Summary\n", _summary(newest), ""]
+        parts += ["## Summary\n", f"{counts(judged)} {_costs(newest)}\n", summary(judged, PAPERS), ""]
     for key, title in TITLES.items():
         found = {data: own for (paper, name, data), own in newest.items() if (paper, name) == key}
         if found:
-            parts += [f"## {title} ({PAPERS[key[0]]})\n", *_section(key, found)]
+            own = [one for one in judged if (one.claim.paper, one.claim.experiment) == key]
+            parts += [f"## {title} ({PAPERS[key[0]]})\n", *_section(key, found, own)]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
 def _newest(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
     """Group rows by experiment and images; of several settings the last that was written counts."""
+    current = current_settings()
+    rows = [row for row in rows if (row["paper"], row["experiment"], same_settings(row["settings"])) in current]
     last: dict[tuple[str, str, str], str] = {}
     for row in rows:
         last[row["paper"], row["experiment"], row["data"]] = row["digest"]
@@ -117,43 +141,45 @@ def _newest(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
     }
 
 
-def _values(rows: Sequence[Row]) -> Values:
-    """Return the numbers; of an experiment that was done again the last count."""
-    found: Values = {}
-    for row in rows:
-        found.setdefault(row["metric"], {}).setdefault(row["variant"], {})[row["seed"]] = float(row["value"])
-    return found
+def _costs(newest: Mapping[tuple[str, str, str], Sequence[Row]]) -> str:
+    """Say what all jobs took, each run counted in the job that trained it."""
+    rows = [row for own in newest.values() for row in own if row["metric"] == "cpu_seconds"]
+    whole = sum(float(row["value"]) for row in rows if row["variant"] == WHOLE_JOB)
+    longest = max((float(row["value"]) for row in rows if row["variant"] != WHOLE_JOB), default=math.nan)
+    return f"They took {whole / 60:.0f} minutes of one core, and the longest run {longest:.0f} s."
 
 
-def _summary(newest: dict[tuple[str, str, str], list[Row]]) -> str:
-    names = list(dict.fromkeys(data for _, _, data in newest))
-    lines = []
-    for claim in CLAIMS:
-        cells = []
-        for data in names:
-            rows = newest.get((claim.paper, claim.experiment, data), [])
-            cells.append(judge(claim, _values(rows).get(claim.metric, {})).verdict)
-        lines.append([PAPERS[claim.paper], claim.text, *cells])
-    return table(["paper", "claim", *names], lines, left=2 + len(names))
-
-
-def _section(key: tuple[str, str], found: dict[str, list[Row]]) -> Iterator[str]:
-    settings = json.loads(next(iter(found.values()))[-1]["settings"])
-    yield TEXT[key].format(**{k: v for k, v in settings.items() if k not in ("common", "train")})
-    yield f"\n`{_plain(settings)}`\n"
+def _section(key: tuple[str, str], found: dict[str, list[Row]], judged: Sequence[Judged]) -> Iterator[str]:
+    last = ""
     for data, rows in found.items():
-        values = _values(rows)
-        seeds = sorted({row["seed"] for row in rows}, key=int)
-        yield f"**{data}**, {int(rows[-1]['train_images']):,} training images, seeds {', '.join(seeds)}:\n"
-        yield _numbers(rows, values)
-        yield ""
-        claims = [claim for claim in CLAIMS if (claim.paper, claim.experiment) == key]
-        yield "\n".join(_line(claim, judge(claim, values.get(claim.metric, {}))) for claim in claims)
-        yield f"\n{where(rows)}\n"
+        settings = json.loads(rows[-1]["settings"])
+        if (text := _settings(key, settings)) != last:
+            yield text
+        last = text
+        seeds = sorted({int(row["seed"]) for row in rows})
+        yield f"**{data}**, {int(rows[-1]['train_images']):,} training images, {_seeds(seeds)}:\n"
+        yield _numbers(rows)
+        own = [one for one in judged if one.data == data]
+        yield f"\n{claims_table(own, NAMES)}\n"
+        if tried := attempts(own):
+            yield "What was tried:\n\n" + "\n".join(tried) + "\n"
+        yield f"{where(rows)}\n"
 
 
-def _numbers(rows: Sequence[Row], values: Values) -> str:
-    variants = list(dict.fromkeys(row["variant"] for row in rows))
+def _settings(key: tuple[str, str], settings: dict) -> str:
+    text = TEXT[key].format(**{k: v for k, v in settings.items() if k not in ("common", "train")})
+    return f"{text}\n\n`{_plain(settings)}`\n"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _numbers(rows: Sequence[Row]) -> str:
+    values = values_of(rows)
+    variants = list(dict.fromkeys(row["variant"] for row in rows if row["variant"] != WHOLE_JOB))
     shown = [metric for metric in NAMES if metric in values and not _all_zero(metric, values[metric])]
     lines = [
         [variant, *(_cell(metric, list(values[metric].get(variant, {}).values())) for metric in shown)]
@@ -162,35 +188,19 @@ def _numbers(rows: Sequence[Row], values: Values) -> str:
     return table(["", *(NAMES[metric] for metric in shown)], lines)
 
 
-def _all_zero(metric: str, of: dict[str, dict[str, float]]) -> bool:
+def _all_zero(metric: str, of: Mapping[str, Mapping[str, float]]) -> bool:
     return metric == "diverged" and not any(value for seeds in of.values() for value in seeds.values())
 
 
 def _cell(metric: str, values: list[float]) -> str:
-    values = [100 * v if metric in _PERCENT else v for v in values if not math.isnan(v)]
+    values = [v for v in values if not math.isnan(v)]
     if not values:
         return "–"
     mean = statistics.fmean(values)
     if metric == "parameters":
         return f"{mean:,.0f}"
-    return _number(metric, mean) + (f" ± {_number(metric, statistics.stdev(values))}" if len(values) > 1 else "")
-
-
-def _number(metric: str, value: float) -> str:
-    return f"{value:.1f}" if metric in _PERCENT or abs(value) >= 10 else f"{value:.3f}"
-
-
-def _line(claim: Claim, outcome: Outcome) -> str:
-    if outcome.verdict == "not measured":
-        return f"- {claim.text}: *not measured*."
-    factor, unit = (100, " points") if claim.metric in _PERCENT else (1, "")
-    spread = "" if math.isnan(outcome.error) else f" ± {_number(claim.metric, factor * outcome.error)}"
-    size = _number(claim.metric, factor * abs(outcome.difference))
-    sign = "" if float(size) == 0 else "+" if outcome.difference > 0 else "−"
-    return (
-        f"- {claim.text}: **{outcome.verdict}** ({claim.variant} against {claim.against}: {NAMES[claim.metric]} "
-        f"{sign}{size}{spread}{unit}, {outcome.seeds} {'seed' if outcome.seeds == 1 else 'seeds'})."
-    )
+    name = NAMES[metric]
+    return number(name, mean) + (f" ± {number(name, statistics.stdev(values))}" if len(values) > 1 else "")
 
 
 def _plain(settings: dict) -> str:

@@ -1,71 +1,29 @@
-"""`make papers`: the rule, the images, what counts as done, and the page. Its runs are tried in a slow test."""
+"""`make papers`: the images, the two looks, and what counts as done. Its runs are tried in a slow test."""
 
+import contextlib
 import csv
-import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from papers import pictures, runner
-from papers.claims import CLAIMS, Claim, judge
+from papers import image_sets, jobs, pictures, runner, schedule
+from papers.claims import CLAIMS, Claim
 from papers.experiment import Experiment, Job
 from PIL import Image
 
+import vtk.locks
+from vtk.locks import hold_folder
+
 REPO = Path(__file__).resolve().parents[2]
-LOWER = Claim("D", "sam", "SAM lowers the curvature", "lambda_max", "SAM", "AdamW", -1)
-EQUAL = Claim("A", "parallel", "as accurate", "top1", "x", "y", 1, 0.02)
-
-
-@pytest.fixture(scope="module")
-def page():
-    """docs/_generate/papers.py, whose name is also that of the benchmarks' package."""
-    spec = importlib.util.spec_from_file_location("papers_page", REPO / "docs" / "_generate" / "papers.py")
-    module = importlib.util.module_from_spec(spec)
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    return module
-
-
-def seeds(*values):
-    return {str(i): v for i, v in enumerate(values)}
-
-
-@pytest.mark.parametrize("one, two, verdict, difference", [
-    ((1.0, 1.1, 1.2), (5.0, 6.0, 5.5), "shown", -4.4),
-    ((5.0, 6.0, 5.5), (1.0, 1.1, 1.2), "reversed", 4.4),
-    ((1.0, 1.1, 6.0), (5.0, 6.0, 5.5), "not shown here", -2.8),  # a seed disagrees
-    ((4.9, 1.0, 5.4), (5.0, 6.0, 5.5), "not shown here", -5.2 / 3),  # all agree, but by one alone
-    ((1.0,), (5.0,), "not shown here", -4.0),  # one seed has no spread
-    ((), (5.0, 6.0), "not measured", math.nan),
-    ((math.nan,), (5.0,), "not measured", math.nan),
-])  # fmt: skip
-def test_a_claim_is_judged_by_the_differences_of_its_seeds(one, two, verdict, difference):
-    found = judge(LOWER, {"SAM": seeds(*one), "AdamW": seeds(*two), "other": seeds(0, 0, 0)})
-    assert found.verdict == verdict
-    assert found.difference == pytest.approx(difference, nan_ok=True)
-    if len(one) == 3:
-        differences = np.subtract(one, two)
-        assert found.error == pytest.approx(differences.std(ddof=1) / math.sqrt(3)) and found.seeds == 3
-
-
-def test_only_seeds_that_both_have_are_compared():
-    found = judge(LOWER, {"SAM": {"0": 1.0, "1": 2.0, "7": -99.0}, "AdamW": {"1": 5.0, "0": 4.5, "8": 99.0}})
-    assert (found.seeds, found.verdict) == (2, "shown") and found.difference == pytest.approx(-3.25)
-
-
-@pytest.mark.parametrize("one, verdict", [
-    ((0.50, 0.51, 0.50), "shown"), ((0.49, 0.50, 0.49), "shown"), ((0.40, 0.60, 0.50), "not shown here"),
-    ((0.45, 0.455, 0.45), "reversed"), ((0.60, 0.61, 0.59), "shown"),
-])  # fmt: skip
-def test_as_good_as_means_within_the_margin_less_two_errors(one, verdict):
-    assert judge(EQUAL, {"x": seeds(*one), "y": seeds(0.5, 0.5, 0.5)}).verdict == verdict
 
 
 def test_images_are_always_the_same_of_every_class_alike_and_no_original_is_in_both_parts(tmp_path):
@@ -104,9 +62,14 @@ def fake(monkeypatch, tmp_path):
     def run(job):
         done.append((job.settings["name"], job.seed))
         job.add("one", top1=0.5 + job.seed / 10)
+        job.add("two", top1=0.3 + job.seed / 10 + job.seed % 3 / 100)
+        job.add("half", top1=0.3 + job.seed / 10 + (-1) ** job.seed / 10)
 
-    experiments = tuple(Experiment(p, "x", {"name": p, "train": {"epochs": 3}}, run) for p in "AB")
-    monkeypatch.setattr(runner, "EXPERIMENTS", experiments)
+    made = tuple(
+        Experiment(p, "x", {"name": p, "train": {"epochs": 3}}, run, {"name": f"{p} photographs"} if p == "B" else None)
+        for p in "AB"
+    )
+    monkeypatch.setattr(runner, "EXPERIMENTS", made)
     monkeypatch.setattr(runner.pictures, "prepare", lambda *a: None)
 
     class Process:
@@ -116,48 +79,143 @@ def fake(monkeypatch, tmp_path):
         def poll(self):
             return self.returncode
 
-    def start(experiment, seed, args):
-        return Process(runner.one(experiment, type(args)(**{**vars(args), "seeds": [seed]})))
+        def terminate(self):
+            pass
 
-    monkeypatch.setattr(runner, "_start", start)
-    monkeypatch.setattr(runner.time, "sleep", lambda s: None)
+    monkeypatch.setattr(jobs, "start", lambda task, place: Process(jobs.do(task, place) or 0))
+    monkeypatch.setattr(jobs.time, "sleep", lambda s: None)
     arguments = ["--skip-tests", "--results", str(tmp_path / "r.csv"), "--work", str(tmp_path / "w")]
     return done, lambda *more: runner.main([*arguments, *more])
+
+
+def rows_in(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def test_a_finished_experiment_is_not_done_again_unless_its_settings_or_images_change(fake, tmp_path, monkeypatch):
     done, go = fake
     assert go("--seeds", "0", "1", "--only", "A") == 0 and done == [("A", 0), ("A", 1)]
-    assert go("--seeds", "0", "1", "2") == 0 and done[2:] == [("B", 0), ("B", 1), ("A", 2), ("B", 2)]
-    assert go() == 0 and len(done) == 6
+    assert go("--seeds", "0", "1", "2") == 0 and sorted(done[2:]) == [("A", 2), ("B", 0), ("B", 1), ("B", 2)]
+    assert go("--seeds", "0", "1", "2") == 0 and len(done) == 6
     assert go("--train", "500", "--only", "B/x", "--seeds", "0") == 0 and done[6:] == [("B", 0)]
     assert go("--again", "--only", "B", "--seeds", "1") == 0 and done[7:] == [("B", 1)]
     first, second = runner.EXPERIMENTS
     monkeypatch.setattr(runner, "EXPERIMENTS", (replace(first, settings={"name": "A", "lr": 2}), second))
     assert go("--seeds", "0") == 0 and done[8:] == [("A", 0)]
-    with (tmp_path / "r.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 9 and {(r["metric"], r["variant"]) for r in rows} == {("top1", "one")}
+    rows = [row for row in rows_in(tmp_path / "r.csv") if row["variant"] == "one"]
+    assert len(rows) == 9 and {r["metric"] for r in rows} == {"top1"}
     assert float(rows[1]["value"]) == 0.6 and rows[0]["train_images"] == "1000" and rows[0]["git"] and rows[0]["device"]
+
+
+def test_ten_seeds_are_run_where_five_leave_a_claim_open_and_a_stopped_runner_goes_on(fake, tmp_path, monkeypatch):
+    done, go = fake
+    claims = (
+        Claim("A", "x", "clear", "top1", "one", "two", 1),
+        Claim("B", "x", "clear", "top1", "one", "two", 1),
+        Claim("B", "x", "not clear", "top1", "two", "half", 1),
+    )
+    monkeypatch.setattr(schedule, "CLAIMS", claims)
+    good = jobs.start
+    killed = iter([False] * 7)
+
+    def start(task, place):
+        if next(killed, True):
+            raise KeyboardInterrupt
+        return good(task, place)
+
+    monkeypatch.setattr(jobs, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    # of two jobs at a time, each has a seed of its own
+    assert done == [("A", 0), ("A", 1), ("B", 0), ("B", 1), ("A", 2), ("A", 3), ("B", 2)]
+    monkeypatch.setattr(jobs, "start", good)
+    assert go() == 0 and len(done) == len(set(done)) + len({("B", 2)} & set(done[7:]))
+    assert {d for d in done if d[0] == "A"} == {("A", seed) for seed in range(5)}
+    assert {d for d in done if d[0] == "B"} == {("B", seed) for seed in range(10)}
+    before = len(done)
+    assert go() == 0 and len(done) == before
+
+
+def test_photographs_are_run_with_settings_of_their_own_where_an_experiment_has_them(fake, tmp_path):
+    done, go = fake
+    for part in ("train", "val"):
+        (tmp_path / "pets" / part).mkdir(parents=True)
+    folder = f"Pets, small={tmp_path / 'pets'}"
+    assert go("--images", "digits", folder, "--seeds", "0") == 0
+    assert sorted(done) == [("A", 0), ("B", 0), ("B photographs", 0)]
+    rows = rows_in(tmp_path / "r.csv")
+    assert {(r["paper"], r["data"], json.loads(r["settings"])["name"]) for r in rows} == {
+        ("A", "cluttered digits", "A"), ("B", "cluttered digits", "B"), ("B", "Pets, small", "B photographs"),
+    }  # fmt: skip
+    assert go("--images", folder, "--seeds", "0") == 0 and len(done) == 3
+    with pytest.raises(SystemExit):
+        go("--images", "digits", "digits")
+    digits, pets = (image_sets.parse(word, 10, 5) for word in ("digits", str(tmp_path / "pets")))
+    assert (digits.hflip, pets.hflip, pets.name) == (0.0, 0.5, "pets") and image_sets.parse(pets.word, 10, 5) == pets
+
+
+def test_a_second_runner_in_the_same_folder_is_refused_in_one_line(fake, tmp_path, capsys):
+    _, go = fake
+    (tmp_path / "w").mkdir()
+    with hold_folder(tmp_path / "w", "another"):
+        assert go("--seeds", "0") == 3
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "`--work`" in error and "is being written by `another`" in error
+    assert go("--seeds", "0") == 0
+
+
+def test_runners_that_share_a_results_file_lose_no_rows(tmp_path):
+    path = tmp_path / "r.csv"
+    threads = [
+        threading.Thread(target=lambda k=k: [jobs.append(path, [{"runner": k, "n": n}]) for n in range(6)])
+        for k in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {(r["runner"], r["n"]) for r in rows_in(path)} == {(str(k), str(n)) for k in range(3) for n in range(6)}
+    assert [p.name for p in tmp_path.iterdir()] == ["r.csv"]
+
+
+@pytest.mark.slow
+def test_a_job_ends_when_the_runner_that_started_it_is_killed(tmp_path):
+    child = "import time; from papers.jobs import end_with_parent; end_with_parent(); print('up', flush=True)"
+    child += "; time.sleep(60)"
+    parent = f"import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', {child!r}]).pid, flush=True)"
+    parent += "; time.sleep(60)"
+    environment = {**os.environ, "PYTHONPATH": str(REPO / "benchmarks")}
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=environment
+    ) as runner_:
+        pid = int(runner_.stdout.readline())
+        assert runner_.stdout.readline() == "up\n"
+        runner_.kill()
+        for _ in range(200):
+            if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return
+            time.sleep(0.1)
+    pytest.fail("the job is still there after 20 s")
 
 
 def test_dry_does_nothing_and_unknown_names_and_quick_results_are_refused(fake, tmp_path, capsys):
     done, go = fake
     assert go("--dry", "--seeds", "4") == 0 and not done
     assert "A/x seed 4" in capsys.readouterr().out and not (tmp_path / "r.csv").exists()
-    for wrong in (["--only", "Z"], ["--quick", "--results", str(runner.RESULTS)]):
+    for wrong in (["--only", "Z"], ["--quick", "--results", str(runner.RESULTS)], ["--again"], ["--images", "none"]):
         with pytest.raises(SystemExit):
             go(*wrong)
 
 
 def test_a_job_that_fails_is_named_and_leaves_no_rows(fake, tmp_path, monkeypatch, capsys):
     _, go = fake
-    good = runner._start
+    good = jobs.start
     failed = type("P", (), {"returncode": 3, "poll": lambda self: 3})
-    monkeypatch.setattr(runner, "_start", lambda e, s, a: failed() if e.paper == "A" else good(e, s, a))
+    monkeypatch.setattr(jobs, "start", lambda t, p: failed() if t.experiment.paper == "A" else good(t, p))
     assert go("--seeds", "0") == 1
     assert "FAILED A/x seed 0" in capsys.readouterr().out
-    assert {row["paper"] for row in csv.DictReader((tmp_path / "r.csv").open(newline=""))} == {"B"}
+    assert {row["paper"] for row in rows_in(tmp_path / "r.csv")} == {"B"}
 
 
 def test_a_run_that_was_done_is_not_trained_again_and_a_torn_one_is(tmp_path, monkeypatch):
@@ -171,13 +229,54 @@ def test_a_run_that_was_done_is_not_trained_again_and_a_torn_one_is(tmp_path, mo
 
     monkeypatch.setattr(module, "train", lambda config: calls.append(config) or Found)
     (tmp_path / "images" / "all" / "train").mkdir(parents=True)
-    job = Job({"common": {"img_size": 32}}, tmp_path / "images", 0.5, 7, tmp_path)
-    (tmp_path / "run").mkdir()  # left by a run that was killed
-    (tmp_path / "run" / "part").touch()
+    job = Job({"common": {"img_size": 32}}, tmp_path / "images", {}, 0.5, 7, tmp_path)
     first = job.train("run", epochs=2)
-    assert not (tmp_path / "run").exists() and calls[0].seed == 7 and calls[0].epochs == 2 and calls[0].img_size == 32
+    assert calls[0].seed == 7 and calls[0].epochs == 2 and calls[0].img_size == 32
     assert job.train("run", epochs=2) == first and len(calls) == 1
-    assert first.numbers["top1"] == 0.3 and first.weights == tmp_path / "m.safetensors"
+    other = replace(job, settings={"common": {"img_size": 32, "epochs": 2}, "train": {}})
+    assert other.train("of another experiment") == first and len(calls) == 1
+    for change in ({"described": {"train": 500}}, {"seed": 8}, {"since": time.time() + 9}):
+        before = len(calls)
+        replace(job, **change).train("run", epochs=2)
+        assert len(calls) == before + 1
+    (mark,) = [p for p in tmp_path.glob("*.json") if json.loads(p.read_text())["run"] == calls[0].out.name]
+    mark.unlink()  # as if the run had been killed
+    calls[0].out.mkdir()
+    (calls[0].out / "part").touch()
+    assert job.train("run", epochs=2).numbers["top1"] == 0.3 and not calls[0].out.exists()
+    assert (
+        first.numbers["seconds"] >= 0
+        and first.numbers["cpu_seconds"] >= 0
+        and first.numbers["top1"] == 0.3
+        and first.weights == tmp_path / "m.safetensors"
+    )
+
+
+def test_a_run_that_another_experiment_is_training_is_waited_for(tmp_path, monkeypatch):
+    import vtk.training.train as module
+
+    monkeypatch.setattr(module, "train", lambda config: pytest.fail("trained twice"))
+    job = Job({"common": {}}, tmp_path / "images", {}, 0.5, 0, tmp_path, name="mine")
+    waits = []
+    with contextlib.ExitStack() as other:
+
+        def wait(seconds):
+            waits.append(seconds)
+            (lock,) = tmp_path.glob(".*lock")
+            digest = lock.name.split(".")[1]
+            mark = {"numbers": {"top1": 0.4, "cpu_seconds": 3.0}, "weights": None, "job": "other", "process": 1}
+            (tmp_path / f"{digest}.json").write_text(json.dumps(mark))
+            other.close()
+
+        monkeypatch.setattr("papers.experiment.time.sleep", wait)
+        real = vtk.locks.hold_name
+        monkeypatch.setattr(
+            vtk.locks, "hold_name", lambda path, *a: other.enter_context(real(path, "x")) or real(path, *a)
+        )
+        assert job.train("run").numbers["top1"] == 0.4 and len(waits) == 1 and not job.resumed
+        mine = replace(job, name="other")
+        mine.train("run")
+        assert list(mine.resumed.values()) == [3.0]  # what an attempt that was stopped had done counts for the job
 
 
 def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeypatch):
@@ -190,71 +289,8 @@ def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeyp
     monkeypatch.setattr(module, "train", diverge)
     for name in "abcd":
         (tmp_path / "images" / "all" / "train" / name).mkdir(parents=True)
-    found = Job({"common": {}}, tmp_path / "images", 0.0, 0, tmp_path).train("run")
+    found = Job({"common": {}}, tmp_path / "images", {}, 0.0, 0, tmp_path).train("run")
     assert found.weights is None and (found.numbers["top1"], found.numbers["diverged"]) == (0.25, 1.0)
-
-
-def rows_of(values, code, **changes):
-    """Rows of Chen et al. 2022's experiment: metric → variant → values of the seeds."""
-    settings = json.dumps(dict(runner.EXPERIMENTS[-2].settings), sort_keys=True)
-    head = {
-        "paper": "D",
-        "experiment": "sam",
-        "data": "pets",
-        "train_images": "1000",
-        "digest": "d1",
-        "settings": settings,
-    }
-    return [
-        {**head, "variant": variant, "seed": str(seed), "metric": metric, "value": str(value), **code, **changes}
-        for metric, variants in values.items() for variant, own in variants.items() for seed, value in enumerate(own)
-    ]  # fmt: skip
-
-
-def test_the_page_says_what_the_rows_say(page, code):
-    values = {
-        "top1": {"AdamW": (0.30, 0.32, 0.31), "SAM": (0.31, 0.30, 0.32)},
-        "lambda_max": {"AdamW": (100.0, 120.0, 110.0), "SAM": (20.0, 22.0, 24.0)},
-        "noisy_loss": {"AdamW": (1.0, 1.1, 1.2), "SAM": (2.0, 2.2, 2.4)},
-        "diverged": {"AdamW": (0, 0, 0), "SAM": (0, 0, 0)},
-    }
-    text = page.page(rows_of(values, code))
-    assert "| Chen et al. 2022 | SAM lowers the largest curvature λ_max | shown |" in text
-    assert "| Chen et al. 2022 | SAM lowers the loss under weight noise, L^N | reversed |" in text
-    assert "| Chen et al. 2022 | SAM lowers the miss rate half-way between images | not measured |" in text
-    assert "**not shown here** (SAM against AdamW: top-1, % 0.0 ± 1.0 points, 3 seeds)" in text
-    assert "| AdamW | 31.0 ± 1.0 | 110.0 ± 10.0 |" in text and "diverged" not in text
-    assert "**shown** (SAM against AdamW: λ_max −88.0" in text and "commit abc" in text and "seeds 0, 1, 2" in text
-    assert (
-        "## AlterNet" not in text
-        and "## Sharpness-aware minimisation (Chen et al. 2022)" in text
-        and text == page.page(rows_of(values, code))
-    )
-
-
-def test_of_several_settings_the_last_counts_and_images_are_apart(page, code):
-    def of(value, **changes):
-        return rows_of({"top1": {"AdamW": (value,) * 2, "SAM": (value,) * 2}}, code, **changes)
-
-    text = page.page([*of(0.9), *of(0.4, digest="d2"), *of(0.7, data="cars")])
-    assert "**pets**" in text and "**cars**" in text and "40.0 ± 0.0" in text and "70.0" in text
-    assert "90.0" not in text
-    assert "| paper | claim | pets | cars |" in text
-
-
-def test_without_results_the_page_promises_nothing(page):
-    assert "Not measured yet." in page.page([]) and "shown |" not in page.page([])
-
-
-def test_every_claim_is_of_an_experiment_that_there_is_and_of_a_metric_with_a_name(page):
-    known = {(e.paper, e.name) for e in runner.EXPERIMENTS}
-    assert {(c.paper, c.experiment) for c in CLAIMS} <= known == set(page.TITLES) == set(page.TEXT)
-    assert all(c.metric in page.NAMES for c in CLAIMS)
-    for experiment in runner.EXPERIMENTS:  # the issue's bound
-        words = " ".join(experiment.settings["common"].get("model_kwargs", experiment.settings.get("kwargs")))
-        widths = [int(n) for n in words.replace("[", " ").replace("]", " ").replace(",", " ").replace("=", " ").split()
-                  if n.isdecimal()]  # fmt: skip
-        assert max(widths) <= 192 and pictures.TRAIN <= 1000
 
 
 @pytest.mark.slow

@@ -72,6 +72,9 @@ class AnalyzeConfig(Config):
     weight_decay: Annotated[
         float, Option("hessian, flatness, landscape: weight decay whose l2 term is part of the loss", least=0)
     ] = 0.0
+    lesion_convs: Annotated[
+        bool, Option("lesion: remove single spatial convolutions, not whole blocks of them (Park and Kim 2022)")
+    ] = False
     corruptions: Annotated[
         tuple[str, ...], Option("corruptions: kinds (default: all)", among=CORRUPTIONS, unique=True)
     ] = ()

@@ -175,7 +175,10 @@ def fold(model: Any, size: tuple[int, int], dtype: torch.dtype, *, whole: bool =
             like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32))
             stages: list[Stage] = []
             for i in range(len(model.blocks)):
-                stages += reader.stages(model, i, like, ffn=whole)
+                found = reader.stages(model, i, like, ffn=whole)
+                if len(found) != 1 + whole:
+                    raise UsageError(f"cannot fold `blocks.{i}`: it has either attention or an FFN, and not both")
+                stages += found
             ends = fold_ends(model, reader, size, dtype)
         _check_biases(stages)
     except UsageError as error:

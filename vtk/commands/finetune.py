@@ -3,8 +3,9 @@
 from vtk import console
 from vtk.commands import _cli
 from vtk.training.finetune_config import FinetuneConfig
+from vtk.training.recipes import names, read_recipe
 
-_TEXT = "Fine-tune a Vision Transformer on a folder of images, by default its attention weights only."
+_TEXT = "Fine-tune a Vision Transformer on a folder of images, by default its attention only."
 
 _EXAMPLES = (
     "vtk finetune data/pets --attn-only",
@@ -18,8 +19,9 @@ _EXAMPLES = (
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = _cli.parse(
-        FinetuneConfig, argv, prog="vtk finetune", description=_TEXT, positional=("data",), examples=_EXAMPLES
-    )
+        FinetuneConfig, argv, prog="vtk finetune", description=f"{_TEXT} Recipes: {', '.join(names('finetune'))}.",
+        positional=("data",), examples=_EXAMPLES, preset=("recipe", lambda name: read_recipe(name, FinetuneConfig)),
+    )  # fmt: skip
     if config.dry_run:
         from vtk.training.preview import dry_run
 

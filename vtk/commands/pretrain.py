@@ -3,6 +3,7 @@
 from vtk import console
 from vtk.commands import _cli
 from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.recipes import names, read_recipe
 
 _EXAMPLES = (
     "vtk pretrain photos --method beit --img-size 224",
@@ -16,8 +17,10 @@ _EXAMPLES = (
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = _cli.parse(
-        PretrainConfig, argv, prog="vtk pretrain", description=__doc__ or "", positional=("data",), examples=_EXAMPLES
-    )
+        PretrainConfig, argv, prog="vtk pretrain",
+        description=f"{__doc__ or ''} Recipes: {', '.join(names('pretrain'))}.", positional=("data",),
+        examples=_EXAMPLES, preset=("recipe", lambda name: read_recipe(name, PretrainConfig)),
+    )  # fmt: skip
     from vtk.training.pretrain.run import pretrain
 
     console.emit_json(pretrain(config).to_dict())

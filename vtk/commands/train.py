@@ -17,7 +17,7 @@ _EXAMPLES = (
 def main(argv: list[str]) -> int:
     """Run the command."""
     config = _cli.parse(
-        TrainConfig, argv, prog="vtk train", description=f"{__doc__ or ''} Recipes: {', '.join(names())}.",
+        TrainConfig, argv, prog="vtk train", description=f"{__doc__ or ''} Recipes: {', '.join(names('train'))}.",
         positional=("data",), examples=_EXAMPLES, preset=("recipe", lambda name: read_recipe(name, TrainConfig)),
     )  # fmt: skip
     if config.dry_run:

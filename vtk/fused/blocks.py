@@ -13,6 +13,7 @@ from vtk.fused.fold import Branch, centred, fold_attention, fold_input, fold_mlp
 from vtk.fused.mlp_stage import MlpStage, ScalingStage
 from vtk.fused.norms import POST_NORM, read_linear, read_norm, refusal
 from vtk.fused.stages import Stage
+from vtk.models.transforms.extra_block import SublayerBlock
 
 KNOWN = "Block, ParallelThingsBlock and ParallelScalingBlock"
 
@@ -22,8 +23,8 @@ def fold_block(block: Any, like: Tensor, where: str = "block", *, ffn: bool = Tr
 
     Args:
         block: a `Block` (before it, attention; after it, FFN), a `ParallelThingsBlock` of any number of branches
-            (Touvron et al. 2022) or a `ParallelScalingBlock` (ViT-22B), with or without LayerScale, qk-norm, Context
-            Broadcasting.
+            (Touvron et al. 2022), a `ParallelScalingBlock` (ViT-22B) or a `SublayerBlock` of one branch, with or
+            without LayerScale, qk-norm, Context Broadcasting.
         like: device and dtype of the arithmetic; its values do not matter.
         where: the block's name in the model, for messages.
         ffn: False to leave the FFN out, where it is a stage of its own.
@@ -41,6 +42,11 @@ def fold_block(block: Any, like: Tensor, where: str = "block", *, ffn: bool = Tr
             fold_attention(attns, like, end=getattr(block, "cb_msa", None)),
             *([fold_mlp(ffns, like, end=getattr(block, "cb", None))] if ffn else []),
         ]
+    if is_exactly(block, SublayerBlock):
+        branch = Branch(block, where, ("norm", block.leaf, "ls", "drop_path"))
+        if block.leaf == "attn":
+            return [fold_attention([branch], like)]
+        return [fold_mlp([branch], like)] if ffn else []
     if is_exactly(block, vit.ParallelScalingBlock):
         return [_fold_scaling(block, like, where)]
     if is_exactly(block, vit.ResPostBlock):

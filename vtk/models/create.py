@@ -11,10 +11,11 @@ from timm.layers import resample_patch_embed
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor, nn
 
-from vtk.card import InputSpec, ModelSpec, Transform
+from vtk.card import InitName, InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.models import parallel_models as parallel
 from vtk.models.alternet.window_attention import windows_fault
+from vtk.models.initialization.draw import initial_weights
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.positions import RELATIVE, fit_position, fit_relative
 from vtk.models.task_parameters import head_names, position_names
@@ -40,6 +41,7 @@ class Created:
         initial: copies (floating types as fp32) of every tensor that differs from the base: position table, classifier,
             resampled and new tensors.
         notes: for the user, about loading.
+        init: scheme of the initial weights of layers that are not timm's (`vtk.models.initialization`).
         brought: tensors of transforms that the base's file already has, for example a stem; like the base, they need
             not be trained.
     """
@@ -53,6 +55,7 @@ class Created:
     initial: dict[str, Tensor]
     notes: list[str] = field(default_factory=list)
     brought: frozenset[str] = frozenset()
+    init: InitName = "papers"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Created":
         """Copy with the model; the base, which is immutable, is shared."""
@@ -84,6 +87,7 @@ def build_model(
     in_chans: int = 3,
     drop_path_rate: float = 0.0,
     seed: int = 0,
+    init: InitName = "papers",
 ) -> Created:
     """Build a timm model for a task, with base weights; other arguments as for `vtk.create_model`.
 
@@ -92,6 +96,7 @@ def build_model(
         num_classes: classes of the task; a classifier of another size is replaced.
         classes: names of the task's classes. If those of the weights are known, classifier rows are matched by name,
             and a classifier that lacks a name is replaced.
+        init: scheme of the initial weights.
 
     Raises:
         UsageError: unknown name, unsupported size or arguments.
@@ -99,7 +104,8 @@ def build_model(
     """
     own = dict(kwargs or {})
     size = check_size(name, img_size, own)
-    model = _build(name, own, num_classes, size, drop_path_rate, seed)
+    with initial_weights(init):
+        model = _build(name, own, num_classes, size, drop_path_rate, seed)
     if isinstance(model, NaFlexVit):  # nothing else of it says for which size it was built
         config = dict(getattr(model, "pretrained_cfg", None) or {})
         model.pretrained_cfg = {**config, "input_size": (in_chans, *size)}
@@ -114,7 +120,8 @@ def build_model(
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes, classes)
     before, after = order_changes(base, transforms, in_chans)
-    with torch.random.fork_rng(devices=[]):  # as in `_build`: a new stem depends only on the seed
+    # as in `_build`: a new stem depends only on the seed
+    with torch.random.fork_rng(devices=[]), initial_weights(init):
         torch.manual_seed(seed)
         key_map = apply_transforms(model, before, key_map)
         model.load_state_dict(
@@ -131,7 +138,7 @@ def build_model(
     }
     spec = input or input_spec(name, own, size, in_chans)
     brought = unchanged(base, state)
-    return Created(model, ModelSpec(name, own), base, spec, (*before, *after), key_map, initial, notes, brought)
+    return Created(model, ModelSpec(name, own), base, spec, (*before, *after), key_map, initial, notes, brought, init)
 
 
 def check_transforms(

@@ -4,11 +4,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
-from vtk.card import InputSpec, Transform
+from vtk.card import InitName, InputSpec, Transform
 from vtk.errors import UsageError
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import Size
@@ -64,6 +64,7 @@ def create_model(
     kwargs: Mapping[str, Any] | None = None,
     base: Base | None = None,
     input: InputSpec | None = None,
+    init: InitName = "papers",
 ) -> CreatedModel:
     """Build a timm model for a task, with base weights.
 
@@ -80,6 +81,8 @@ def create_model(
         kwargs: further arguments of timm.
         base: loaded weights, in place of ``weights`` and ``pretrained``.
         input: preprocessing; by default that of the weights, at ``img_size``.
+        init: initial weights of layers that are not timm's: ``papers``, or ``0.1`` as version 0.1 drew them from the
+            same seed (`vtk.models.initialization`).
 
     Returns:
         The model: fp32, on the CPU, in train mode; (B, in_chans, height, width) to logits (B, num_classes).
@@ -88,6 +91,8 @@ def create_model(
         UsageError: unknown name, unsupported size or arguments.
         DataError: unreadable weights, or weights that do not fit.
     """
+    if init not in get_args(InitName):
+        raise UsageError(f"`init` is {init!r:.80}; allowed is {', '.join(get_args(InitName))}")
     if isinstance(num_classes, bool) or not isinstance(num_classes, Integral) or num_classes < 0:
         raise UsageError(
             f"`num_classes` is {num_classes!r:.80}; allowed is a whole number, 0 for a model without classifier"
@@ -96,6 +101,7 @@ def create_model(
         name, num_classes=num_classes, img_size=img_size, in_chans=in_chans,
         weights=None if weights is None else Path(weights), pretrained=pretrained, seed=seed, transforms=transforms,
         drop_path_rate=drop_path_rate, kwargs=kwargs, base=base, input=input,
+        init=init,
     )  # fmt: skip
     model: Any = created.model
     model.__class__ = _class_of(type(model))

@@ -92,6 +92,10 @@ ValSplit = Annotated[
     float, Option("fraction of the images to hold out, if the folder has no val/", "data", above=0, below=1)
 ]
 
+TrainShare = Annotated[
+    float, Option("fraction of the training images to use, stratified by class", "data", above=0, most=1)
+]
+
 # ---- exports and their verification
 VerifyData = Annotated[
     Path | None,

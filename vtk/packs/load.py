@@ -252,6 +252,7 @@ def build_from_card(card: Card, **source: Any) -> Created:
         transforms=card.transforms,
         kwargs=card.model.kwargs,
         input=card.input,
+        init=card.init,
         **source,
     )
 

@@ -15,6 +15,7 @@ from vtk.training.options.running import DryRunOptions, GraphOptions, RunningOpt
 from vtk.training.options.sharpness import SharpnessOptions
 from vtk.training.options.source import DataOptions, SourceOptions
 from vtk.training.options.views import AugmentOptions
+from vtk.training.recipes import recipe_values
 
 if TYPE_CHECKING:
     from typing import Literal
@@ -68,6 +69,7 @@ class RunConfig(ExecutionOptions, TrainingOptions, ModelOptions, DataOptions):
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
+        self._check_recipe()
         self._check_source()
         self._check_architecture()
         self._check_kind()
@@ -88,8 +90,8 @@ class RunConfig(ExecutionOptions, TrainingOptions, ModelOptions, DataOptions):
         return self._metric_of(self.multi_label)
 
     def defaults(self) -> dict[str, Any]:
-        """Return the default of each option."""
-        return {f.name: f.default for f in dataclasses.fields(self)}
+        """Return the default of each option: the recipe's value, or the field's."""
+        return {f.name: f.default for f in dataclasses.fields(self)} | recipe_values(self.recipe, type(self))
 
     def settled(self, memory: "MemoryMode", batch: int) -> Self:
         """Return the config with the memory mode and the batch size that were chosen for ``auto``."""

@@ -1,7 +1,6 @@
 """Options of a run that trains the whole model: those of every run, and its own."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -11,7 +10,7 @@ from vtk.training.options.policy import MemoryMode, PolicyName
 from vtk.training.options.recipe import Epochs, HeadMultiplier, LearningRate
 from vtk.training.options.scratch import ScratchOptions
 from vtk.training.options.source import DataOptions, Pretrained
-from vtk.training.recipes import is_file, names, read_recipe
+from vtk.training.recipes import read_recipe
 from vtk.training.run_config import ExecutionOptions, ModelOptions, RunConfig, TrainingOptions
 
 
@@ -45,13 +44,6 @@ class TrainConfig(RunConfig, ExecutionOptions, TrainingOptions, ScratchOptions, 
     def _check_kind(self) -> None:
         self._check_scratch()
 
-    def defaults(self) -> dict[str, Any]:
-        """Return the default of each option: the recipe's value, or the field's."""
-        own = super().defaults()
-        if self.recipe is None:
-            return own
-        return {**own, **read_recipe(self.recipe, type(self))}
-
     def settled(self, memory: MemoryMode, batch: int) -> Self:
         """Return the config with the batch size that was chosen; there is one memory mode."""
         assert memory == self.memory
@@ -71,9 +63,6 @@ class TrainConfig(RunConfig, ExecutionOptions, TrainingOptions, ScratchOptions, 
 
     def _check_together(self) -> None:
         """Refuse combinations of options from several groups."""
-        if self.recipe is not None and not is_file(self.recipe) and self.recipe not in names():
-            raise UsageError(f"`--recipe` {self.recipe} is not one of {', '.join(names())}, nor a .yaml file; choose "
-                             "one of them")  # fmt: skip
         if self.loss != "ce" and self.multi_label:
             raise UsageError(f"`--loss` {self.loss}: --multi-label is binary cross-entropy already; leave --loss out")
         if self.loss != "ce" and self.class_weights != "none":
@@ -90,11 +79,15 @@ class TrainConfig(RunConfig, ExecutionOptions, TrainingOptions, ScratchOptions, 
             raise UsageError("`--aug-repeats` and `--sampler` balanced both repeat images; give one of them")
 
 
-def from_recipe(name: str, **values: Any) -> TrainConfig:
+def from_recipe(name: str, kind: type[Any] = TrainConfig, **values: Any) -> Any:
     """Return the config of a recipe, with further or other values.
+
+    Args:
+        name: of a recipe, or a YAML file.
+        kind: class of the config: `vtk.TrainConfig`, `vtk.FinetuneConfig` or `vtk.PretrainConfig`.
+        values: of other options.
 
     Raises:
         UsageError: see `vtk.training.recipes.read_recipe`, or values that contradict each other.
     """
-    known: Mapping[str, Any] = read_recipe(name, TrainConfig)
-    return TrainConfig(**{**known, **values, "recipe": name})
+    return kind(**{**read_recipe(name, kind), **values, "recipe": name})

@@ -102,6 +102,52 @@ def test_losses_without_a_value_are_told_and_drawn(results):
         picture.figure.canvas.draw()
 
 
+def curvature(upwards, extreme=None):
+    """A result of hessian-blocks: λ_max of each group, and its eigenvalue of largest magnitude."""
+    return {
+        "lambda_max": upwards, "values": {name: [value] for name, value in upwards.items()},
+        "lambda_largest_magnitude": extreme or upwards, "converged": dict.fromkeys(upwards, True), "products": 9,
+        "images": 4,
+    }  # fmt: skip
+
+
+def test_a_negative_outlier_neither_hides_nor_counts_as_sharpness():
+    blocks, hessian = diagnostic("hessian-blocks"), diagnostic("hessian")
+    sharp = curvature({"whole": 190.0}, {"whole": -400.0})
+    assert "--sam" in " ".join(blocks.read(sharp)) and "whole (-400)" in " ".join(blocks.read(sharp))
+    flat = curvature({"whole": 9.0}, {"whole": -400.0})
+    assert "--sam" not in " ".join(blocks.read(flat))
+    for result, upwards in ((sharp, 190.0), (flat, 9.0)):  # the rows that are compared
+        assert blocks.numbers(result) == {
+            "λ_max of whole, loss / weight²": upwards, "λ of largest magnitude of whole, with its sign": -400.0,
+        }  # fmt: skip
+    spectrum = {"values": [[-400.0]], "converged": 1.0, "images": 4, "negative_share": 1.0, "positive_mean": None}
+    assert "--sam" in " ".join(hessian.read({**spectrum, "lambda_max": [190.0]}))
+    assert hessian.numbers({**spectrum, "lambda_max": [8.0, 10.0]})["λ_max of a mini-batch, mean"] == 9.0
+    for picture in blocks.draw([Run("a", sharp), Run("b", flat)]):
+        heights = [bar.get_height() for bar in picture.figure.axes[0].patches]
+        assert heights == [400.0, 190.0, 400.0, 9.0] and "Hatched" in picture.caption
+
+
+def test_results_of_version_0_1_know_lambda_max_where_the_largest_magnitude_is_positive():
+    blocks, hessian = diagnostic("hessian-blocks"), diagnostic("hessian")
+    old = {"values": {"whole": [190.0], "msa": [-7.0]}, "converged": {"whole": True, "msa": True}, "products": 9,
+           "images": 4}  # fmt: skip
+    told = " ".join(blocks.read(old))
+    assert "(λ_max) is 190" in told and "--sam" in told and "MSA (-7)" in told
+    assert blocks.numbers(old) == {
+        "λ_max of whole, loss / weight²": 190.0, "λ of largest magnitude of whole, with its sign": 190.0,
+    }  # fmt: skip
+    unknown = {**old, "values": {"whole": [-400.0], "msa": [-7.0]}}
+    assert "not known from this result" in blocks.read(unknown)[0]
+    assert list(blocks.numbers(unknown)) == ["λ of largest magnitude of whole, with its sign"]
+    blocks.draw([Run("old", old), Run("new", curvature({"whole": 9.0}))])
+    spectrum = {"values": [[-9.0, 8.0], [6.0, -3.0]], "converged": 1.0, "images": 4, "negative_share": 0.5,
+                "positive_mean": 7.0}  # fmt: skip
+    assert hessian.numbers(spectrum)["λ_max of a mini-batch, mean"] == 7.0
+    assert "λ_max of a mini-batch, mean" not in hessian.numbers({**spectrum, "values": [[-9.0, -8.0], [6.0, -3.0]]})
+
+
 def test_readings_follow_the_numbers():
     hessian, blocks = diagnostic("hessian"), diagnostic("hessian-blocks")
     spectrum = {"values": [[3.0, 2.0]], "converged": 1.0, "images": 4, "negative_share": 0.0, "positive_mean": 2.5}
@@ -109,16 +155,11 @@ def test_readings_follow_the_numbers():
     bent = {**spectrum, "negative_share": 1.0, "positive_mean": None, "converged": 0.5}
     assert any("not convex" in text for text in hessian.read(bent)) and "APE" not in str(hessian.numbers(bent))
     assert any("50 % of the eigenvalues did not converge" in text for text in hessian.read(bent))
-    values = {"whole": [9.0], "embedding": [7.0], **{f"block {i}": [6.0 / i] for i in range(1, 5)}}
-    result = {"values": values, "converged": dict.fromkeys(values, True), "products": 9, "images": 4}
-    assert any("Shallow blocks are sharper" in text for text in blocks.read(result))
-    values["block 4"] = [-90.0]
-    told = " ".join(blocks.read(result))
-    assert (
-        "Deep blocks are sharper" in told
-        and "largest curvature is block 4" in told
-        and "not convex there: block 4" in told
-    )
+    values = {"whole": 9.0, "embedding": 7.0, **{f"block {i}": 6.0 / i for i in range(1, 5)}}
+    assert any("Shallow blocks are sharper" in text for text in blocks.read(curvature(values)))
+    told = " ".join(blocks.read(curvature({**values, "block 4": 90.0}, {**values, "block 4": -95.0})))
+    assert "Deep blocks are sharper" in told and "largest curvature is block 4 (90)" in told
+    assert "bends downwards more than upwards" in told and "block 4 (-95)" in told
     flat = diagnostic("flatness")
     quiet = {"loss": 1.0, "noisy_loss": 1.01, "standard_error": 0.01, "sigma": 0.01, "draws": 4, "images": 4}
     assert any("within the noise of the draws" in text for text in flat.read(quiet))

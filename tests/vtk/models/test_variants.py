@@ -17,6 +17,7 @@ from vtk.models.meta_model import shapes_only
 from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.models.transforms.local_attention import LocalAttention, local_attention, neighbours
 from vtk.models.transforms.parallel_blocks import parallelize
+from vtk.models.transforms.softmax_free import softmax_free
 from vtk.models.transforms.squeeze_excite import add_squeeze_excite
 from vtk.models.transforms.uniform_heads import uniform_heads
 
@@ -113,6 +114,30 @@ def test_parallel_branches_have_it_too(where):
     assert type(model.get_submodule(where)) is LocalAttention
     x = torch.randn(1, 3, 32, 48, dtype=torch.float64)
     assert model(x).isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_without_softmax_the_weights_are_the_scores(causal):
+    model = vit()
+    x, plain = tokens(model), copy.deepcopy(model)
+    keys = softmax_free(model, layers=[1])
+    assert keys.keys() == plain.state_dict().keys() and type(model.blocks[0].attn) is Attention
+    attn = model.blocks[1].attn
+    q, k, v = (part.numpy() for part in (x @ attn.qkv.weight.T + attn.qkv.bias).detach().chunk(3, -1))
+    expected = np.zeros(x.shape)
+    for h in range(attn.num_heads):
+        own = slice(h * attn.head_dim, (h + 1) * attn.head_dim)
+        for b, i in itertools.product(range(len(x)), range(x.shape[1])):
+            for j in range(i + 1 if causal else x.shape[1]):
+                expected[b, i, own] += q[b, i, own] @ k[b, j, own] / np.sqrt(attn.head_dim) * v[b, j, own]
+    expected = torch.from_numpy(expected) @ attn.proj.weight.T + attn.proj.bias
+    torch.testing.assert_close(attn(x, is_causal=causal), expected, atol=1e-12, rtol=0)
+    hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+    if causal:
+        torch.testing.assert_close(attn(x, attn_mask=hidden), expected, atol=1e-12, rtol=0)
+        with pytest.raises(UsageError, match="masks of booleans"):
+            attn(x, attn_mask=torch.zeros(hidden.shape, dtype=x.dtype))
+    assert not torch.allclose(attn(x), plain.blocks[1].attn(x))
 
 
 @pytest.mark.parametrize("mix", ["uniform", "cb"])
@@ -218,6 +243,9 @@ def test_squeeze_and_excitation_is_the_written_out_formula():
         (uniform_heads, "vit_tiny_patch16_224", {"variant": "a", "mix": "x"}, "`mix` is 'x'"),
         (uniform_heads, "mixer_s32_224", {"variant": "a"}, "a MixerBlock, which has no attention"),
         (uniform_heads, "vit_base_patch16_siglip_gap_224", {"variant": "a", "heads": 0}, "`heads` is 0"),
+        (softmax_free, "mixer_s32_224", {}, "a MixerBlock, which has no attention"),
+        (softmax_free, "vit_tiny_patch16_224", {"layers": [12]}, "the model's blocks are 0 to 11"),
+        (softmax_free, "resnet18", {}, "ResNet cannot have attention without softmax"),
         (add_squeeze_excite, "vit_tiny_patch16_224", {"reduction": 0}, "`reduction` is 0"),
         (add_squeeze_excite, "vit_tiny_patch16_224", {"reduction": 400}, "has 192 channels: give less"),
         (add_squeeze_excite, "vit_small_patch14_dinov2", {"layers": "x"}, "give all, upper"),

@@ -152,6 +152,11 @@ CASES = [
     _net("alternet-50-cifar", "alternet_50_cifar", kwargs={"layers": [1, 2, 2, 4]}),
     _net("alternet-50-cifar-6", "alternet_50_cifar", kwargs={"msa_blocks": 6}),
     _net("preact-resnet-18", "preact_resnet_18_cifar", groups=RESNET),
+    _net("alternet-smoothing", "alternet_18_cifar", transforms=(Transform("add_smoothing", {}),)),
+    _net(
+        "preact-resnet-tanh-smoothing", "preact_resnet_18_cifar", groups=RESNET,
+        transforms=(Transform("add_smoothing", {"kind": "tanh-blur"}),),
+    ),
     _net("preact-resnet-50", "preact_resnet_50", groups=RESNET, kwargs={"layers": [1, 1, 2, 1]}),
     Case(
         "built-up-resnet", "resnetv2_18", {"channels": [8, 16, 24, 32], "stem_chs": 8}, ALTERNET,
@@ -178,12 +183,22 @@ CASES = [
         for v, mix in (("a", "uniform"), ("b", "cb"), ("c", "uniform"))
     ),
     _vit(
+        "softmax-free", ("softmax_free", {}),
+        fuse=_only("SoftmaxFreeAttention", *_ATTN), pack=_only("SoftmaxFreeAttention", *_ATTN),
+    ),
+    _vit(
         "se", ("add_squeeze_excite", {"reduction": 4}),
         fuse=_only("SqueezeExciteMlp", *_MLP), pack=_only("SqueezeExciteMlp", *_MLP),
     ),
     _vit(
         "se-cb", ("add_squeeze_excite", {"reduction": 4}), _CB,
         fuse=_only("SqueezeExciteMlp", *_MLP), pack=_only("SqueezeExciteMlp", *_MLP),
+    ),
+    _vit("extra-msa", ("add_block", {"kind": "msa"}), groups={**VIT, "norm": "blocks.#.norm# blocks.#.norm norm"}),
+    _vit("extra-mlp", ("add_block", {"kind": "mlp"}), groups={**VIT, "norm": "blocks.#.norm# blocks.#.norm norm"}),
+    _vit(
+        "parallel-extra-mlp-cb", ("parallelize", {"branches": 2}), _CB, ("add_block", {"kind": "mlp"}),
+        groups={**PARALLEL, "ffn": "blocks.#.ffns.#.mlp.* blocks.#.mlp.*", "norm": PARALLEL["norm"] + " blocks.#.norm"},
     ),
     _vit("cb", _CB),
     _vit("cb-scale", _CB_S, groups={**VIT, **_CONTEXT}),

@@ -10,7 +10,7 @@ from vtk.analysis.measures.hessian import hessian_spectrum
 _MANY_NEGATIVE = 0.1  # Park and Kim (2022) call a model's loss convex whose spectrum has "a few" negative values
 _CURVES = 400
 SHARP = 100.0  # Chen et al. 2022, Table 1: λ_max is 21 to 42 after training with SAM, 180 to 1,644 without
-_ABOVE = f"Positive eigenvalues over {SHARP:g} mean a sharp minimum;"
+_ABOVE = f"Over {SHARP:g} the minimum is sharp;"
 
 
 def _measure(context: Context) -> dict[str, Any]:
@@ -84,12 +84,14 @@ def _facts(result: Result) -> str:
 
 def _read(result: Result) -> list[str]:
     batches, negative, positive = result["values"], result["negative_share"], result["positive_mean"]
-    top = len(batches[0])
+    top, upwards = len(batches[0]), lambda_max(result)
     sentences = [
         f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches, {100 * negative:.0f} % "
         "are negative (NEP); "
         + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
     ]
+    if upwards is not None:
+        sentences.append(f"The largest curvature upwards of a mini-batch (λ_max) is {upwards:.3g} on average.")
     if negative >= _MANY_NEGATIVE:
         sentences.append(
             "So the loss curves downwards in some of its steepest directions: it is not convex here, and the model is "
@@ -98,7 +100,7 @@ def _read(result: Result) -> list[str]:
         )
     else:
         sentences.append("So the loss is close to convex in its steepest directions.")
-    if positive is not None and positive >= SHARP:
+    if upwards is not None and upwards >= SHARP:
         sentences.append(f"{_ABOVE} sharpness-aware training makes them smaller: `vtk finetune … --sam 0.1`.")
     if result["converged"] < 1:
         sentences.append(
@@ -111,7 +113,20 @@ def _numbers(result: Result) -> dict[str, float]:
     numbers = {"NEP, share": result["negative_share"]}
     if result["positive_mean"] is not None:
         numbers["APE, loss / weight²"] = result["positive_mean"]
-    return numbers
+    upwards = lambda_max(result)
+    return numbers if upwards is None else {**numbers, "λ_max of a mini-batch, mean": upwards}
+
+
+def lambda_max(result: Result) -> float | None:
+    """Return the mean λ_max of the mini-batches; None if it is not known.
+
+    Results of version 0.1 have the eigenvalues of largest magnitude only; the first positive one is λ_max.
+    """
+    largest = result.get("lambda_max") or [
+        next((value for value in batch if value is not None and value > 0), None) for batch in result["values"]
+    ]
+    known = [value for value in largest if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(largest) else None
 
 
 DIAGNOSTIC = Diagnostic(

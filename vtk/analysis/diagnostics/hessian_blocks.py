@@ -1,6 +1,6 @@
 """``hessian-blocks``: largest curvature of the model, its parts and its blocks (Chen et al. 2022, Table 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vtk.analysis import figures
@@ -30,82 +30,123 @@ TOLERANCE = 1e-2
 """Relative; bars are compared by eye, for which half as many products are enough."""
 
 
+def lambda_max(result: Result) -> dict[str, float | None]:
+    """Return λ_max of each group; None if it is not known.
+
+    Results of version 0.1 have the eigenvalue of largest magnitude only, which is λ_max where it is positive.
+    """
+    if "lambda_max" in result:
+        return dict(result["lambda_max"])
+    return {name: value if value is not None and value >= 0 else None for name, value in largest(result).items()}
+
+
+def largest(result: Result) -> dict[str, float | None]:
+    """Return the eigenvalue of largest magnitude of each group, with its sign."""
+    if "lambda_largest_magnitude" in result:
+        return dict(result["lambda_largest_magnitude"])
+    return {name: eigenvalues[0] for name, eigenvalues in result["values"].items()}
+
+
 def _draw(runs: Sequence[Run]) -> list[Picture]:
     from matplotlib.patches import Patch
 
     names = list(dict.fromkeys(name for run in runs for name in run.result["values"]))
     figure, (axes,) = figures.new()
     width = 0.8 / len(runs)
-    sizes = [abs(v[0]) for run in runs for v in run.result["values"].values() if v[0]]
-    handles, any_negative = [], False
+    handles: list[Any] = []
+    sizes: list[float] = []
+    any_negative = False
     for number, (colour, run) in enumerate(zip(figures.COLOURS, runs, strict=False)):
-        values = {name: eigenvalues[0] for name, eigenvalues in run.result["values"].items()}
-        at = [names.index(name) + (number - (len(runs) - 1) / 2) * width for name in values]
-        bars = axes.bar(at, [abs(v) for v in values.values()], width, color=colour)
-        for bar, value in zip(bars, values.values(), strict=True):
-            if value < 0:
-                bar.set(facecolor="white", edgecolor=colour, hatch="////")
-                any_negative = True
+        upwards = {name: value for name, value in lambda_max(run.result).items() if value is not None and value > 0}
+        downwards = {name: -value for name, value in largest(run.result).items() if value is not None and value < 0}
+        at = {name: names.index(name) + (number - (len(runs) - 1) / 2) * width for name in names}
+        for values, style in ((downwards, {"facecolor": "white", "edgecolor": colour, "hatch": "////"}),
+                              (upwards, {"color": colour})):  # fmt: skip
+            axes.bar([at[name] for name in values], list(values.values()), width, **style)
+            sizes += values.values()
+        any_negative = any_negative or bool(downwards)
         handles.append(Patch(color=colour, label=figures.label(run.label)))
     if any_negative:
-        handles.append(Patch(facecolor="white", edgecolor="#555555", hatch="////", label="negative"))
+        handles.append(Patch(facecolor="white", edgecolor="#555555", hatch="////", label="negative, and larger"))
     if sizes and max(sizes) > _WIDE * min(sizes):
         log_axis(axes)
     axes.set_xticks(range(len(names)), [_NAMES.get(name, name) for name in names], rotation=60, ha="right", fontsize=9)
-    figures.finish(axes, x="", y="|λ| of largest magnitude")
+    figures.finish(axes, x="", y="largest curvature λ_max")
     axes.legend(handles=handles, frameon=False, fontsize=9)
     caption = (
-        "Hessian eigenvalue of largest magnitude, of all parameters and of each group with the others fixed (a "
-        f"diagonal block). The loss is the mean over {runs[0].result['images']} images."
+        "Largest Hessian eigenvalue, of all parameters and of each group with the others fixed (a diagonal block)."
+        + (" Hatched: the size of a negative eigenvalue that is larger in magnitude." if any_negative else "")
+        + f" The loss is the mean over {runs[0].result['images']} images."
     )
     return [Picture("hessian-blocks", figure, caption)]
 
 
 def _read(result: Result) -> list[str]:
-    values = {name: eigenvalues[0] for name, eigenvalues in result["values"].items()}
-    parts = {name: value for name, value in values.items() if name != "whole"}
-    sentences = [f"The largest curvature of the loss (λ_max) is {values['whole']:.3g}."]
-    if values["whole"] >= SHARP:
+    values, extreme = lambda_max(result), largest(result)
+    whole = values["whole"]
+    known = {name: value for name, value in values.items() if value is not None}
+    parts = {name: value for name, value in known.items() if name != "whole"}
+    sharp = whole is not None and whole >= SHARP
+    sentences = [
+        "The largest curvature of the loss (λ_max) is not known from this result: analyse the model again."
+        if whole is None
+        else f"The largest curvature of the loss (λ_max) is {whole:.3g}."
+    ]
+    if sharp:
         sentences.append(
             f"Over {SHARP:g} the minimum is sharp: in Chen et al. (2022) models trained with SAM have 21 to 42, others "
             "180 to 1,644. Try `vtk finetune … --sam 0.1`."
         )
+    sentences += _downwards(extreme)
     if parts:
-        sharpest = max(parts, key=lambda name: abs(parts[name]))
+        sharpest = max(parts, key=lambda name: parts[name])
         sentences.append(
             f"The part with the largest curvature is {_NAMES.get(sharpest, sharpest)} ({parts[sharpest]:.3g})."
         )
-    blocks = [abs(value) for name, value in values.items() if name.startswith("block ")]
-    if len(blocks) >= 4:
-        quarter = max(len(blocks) // 4, 1)
-        first, last = sum(blocks[:quarter]) / quarter, sum(blocks[-quarter:]) / quarter
-        if first > _DEEPER * last:
-            sentences.append(
-                "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature accumulates towards "
-                "the input."
-                + (
-                    " Give them a lower learning rate: `vtk finetune … --layer-decay 0.75`."
-                    if values["whole"] >= SHARP
-                    else ""
-                )
-            )
-        elif last > _DEEPER * first:
-            sentences.append("Deep blocks are sharper than shallow ones, unlike in Chen et al. (2022).")
-        else:
-            sentences.append("Shallow and deep blocks are about as sharp.")
-    negative = [name for name, value in values.items() if value < 0]
-    if negative:
-        sentences.append(f"Negative, so the loss is not convex there: {', '.join(_NAMES.get(n, n) for n in negative)}.")
+    sentences += _by_depth([value for name, value in values.items() if name.startswith("block ")], sharp)
     loose = [name for name, settled in result["converged"].items() if not settled]
     if loose:
         sentences.append(f"Not converged, so only an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
     return sentences
 
 
+def _downwards(extreme: Mapping[str, float | None]) -> list[str]:
+    """Return sentences on the groups whose eigenvalue of largest magnitude is negative."""
+    negative = {name: value for name, value in extreme.items() if value is not None and value < 0}
+    if not negative:
+        return []
+    listed = ", ".join(f"{_NAMES.get(name, name)} ({value:.3g})" for name, value in negative.items())
+    return [
+        "The loss bends downwards more than upwards, so it is not convex there and the model is not at a minimum of "
+        f"it; eigenvalue of largest magnitude: {listed}."
+    ]
+
+
+def _by_depth(blocks: Sequence[float | None], sharp: bool) -> list[str]:
+    known = [value for value in blocks if value is not None]
+    if len(known) < len(blocks) or len(known) < 4:
+        return []
+    quarter = max(len(known) // 4, 1)
+    first, last = sum(known[:quarter]) / quarter, sum(known[-quarter:]) / quarter
+    if first > max(_DEEPER * last, 0.0):
+        advice = " Give them a lower learning rate: `vtk finetune … --layer-decay 0.75`." if sharp else ""
+        return [
+            "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature accumulates towards the "
+            f"input.{advice}"
+        ]
+    if last > max(_DEEPER * first, 0.0):
+        return ["Deep blocks are sharper than shallow ones, unlike in Chen et al. (2022)."]
+    return ["Shallow and deep blocks are about as sharp."]
+
+
 def _numbers(result: Result) -> dict[str, float]:
-    values = result["values"]
-    return {f"λ_max of {_NAMES.get(name, name)}, loss / weight²": values[name][0]
-            for name in ("whole", "embedding", "msa", "token mlp", "mlp") if name in values}  # fmt: skip
+    values, whole = lambda_max(result), largest(result)["whole"]
+    numbers = {
+        f"λ_max of {_NAMES.get(name, name)}, loss / weight²": value
+        for name in ("whole", "embedding", "msa", "token mlp", "mlp")
+        if (value := values.get(name)) is not None
+    }
+    return numbers if whole is None else {**numbers, "λ of largest magnitude of whole, with its sign": whole}
 
 
 DIAGNOSTIC = Diagnostic(

@@ -16,6 +16,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.model,
         context.batches,
         max_images=context.count,
+        convolutions=context.config.lesion_convs,
         share=context.share,
         kept=context.saved.get("rows", ()),
         save=lambda rows: context.save({"rows": rows}),
@@ -35,11 +36,13 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
         axes.axhline(0, color="#999999", linewidth=1)
         low, high = axes.get_ylim()
         axes.set_ylim(min(low, -1.0), max(high, 1.0))
+    single = any(run.result.get("convolutions") for run in runs)
+    passed = " A single convolution is removed by passing on its input." if single else ""
     whole = "; ".join(f"{run.label} {100 * run.result['accuracy']:.1f} %" for run in runs)
     caption = (
         "Accuracy without one unit minus that of the whole model, by depth: the unit's branch gives 0, and only the "
-        f"skip connection remains. Whole model: {whole}. {SHADES} Gaps: units that cannot be removed. Vertical bars: "
-        "two standard errors."
+        f"skip connection remains.{passed} Whole model: {whole}. {SHADES} Gaps: units that cannot be removed. "
+        "Vertical bars: two standard errors."
     )
     return [Picture("lesion", figure, caption)]
 
@@ -58,7 +61,7 @@ def _read(result: Result) -> list[str]:
     if hurt:
         worst = ", ".join(f"{u['name']} ({_points(u['delta'])} points)" for u in hurt[:_WORST])
         sentences.append(f"The most important units are: {worst}.")
-    for kind, (one, _) in WORDS.items():
+    for kind, one in _words(result).items():
         own = [unit["delta"] for unit in units if unit["kind"] == kind]
         if own:
             sentences.append(f"Without {one} it changes by {_points(sum(own) / len(own))} points on average.")
@@ -76,6 +79,12 @@ def _read(result: Result) -> list[str]:
     return sentences
 
 
+def _words(result: Result) -> dict[str, str]:
+    """Return each kind of unit with its article."""
+    single = {"conv": "a convolution"} if result.get("convolutions") else {}  # absent in results of version 0.1
+    return {kind: one for kind, (one, _) in WORDS.items()} | single
+
+
 def _points(delta: float) -> str:
     return f"{100 * delta:+.1f}".replace("-", "−")
 
@@ -83,7 +92,7 @@ def _points(delta: float) -> str:
 def _numbers(result: Result) -> dict[str, float]:
     units = [unit for unit in result["units"] if unit["delta"] is not None]
     numbers = {"accuracy of the whole model": result["accuracy"]}
-    for kind, (one, _) in WORDS.items():
+    for kind, one in _words(result).items():
         own = [unit["delta"] for unit in units if unit["kind"] == kind]
         if own:
             numbers[f"change of accuracy without {one}"] = sum(own) / len(own)
@@ -104,5 +113,6 @@ DIAGNOSTIC = Diagnostic(
     draw=_draw,
     read=_read,
     numbers=_numbers,
+    options=("lesion_convs",),
     needs=frozenset({"labels", "one-label"}),
 )

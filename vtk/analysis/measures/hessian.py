@@ -1,4 +1,4 @@
-"""Largest Hessian eigenvalues: of mini-batches (Park and Kim 2022), or over all images (Chen et al. 2022)."""
+"""Hessian eigenvalues: spectra of mini-batches (Park and Kim 2022), λ_max over all images (Chen et al. 2022)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,23 +13,25 @@ from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, load_batches
 from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
-from vtk.analysis.probes.second_order import flat_size, hessian_product
+from vtk.analysis.probes.second_order import Product, flat_size, hessian_product
 from vtk.analysis.probes.share import ALONE, StepOptions, check_keywords
 
 
 @dataclass(frozen=True)
 class HessianSpectrum:
-    """The largest eigenvalues of each mini-batch's Hessian.
+    """The eigenvalues of largest magnitude of each mini-batch's Hessian, and its λ_max.
 
     Attributes:
         values: of each mini-batch, largest magnitude first, with signs.
         converged: share of them that converged.
         images: number of images, over all mini-batches.
+        lambda_max: of each mini-batch, the largest eigenvalue; not among ``values`` where all those are negative.
     """
 
     values: tuple[tuple[float, ...], ...]
     converged: float
     images: int
+    lambda_max: tuple[float, ...] = ()
 
     @property
     def negative_share(self) -> float:
@@ -50,25 +52,48 @@ class HessianSpectrum:
 
 @dataclass(frozen=True)
 class HessianMax(MeasureResult):
-    """The eigenvalues of largest magnitude of one operator, over all images.
+    """The largest eigenvalues of one operator, over all images: λ_max, and the one of largest magnitude.
+
+    They differ where the loss bends downwards more than upwards: then λ_max is the largest curvature upwards, which a
+    step of gradient descent has to respect, and the other is negative.
 
     Attributes:
-        values: of each group of parameters, largest magnitude first; ``whole`` is the whole Hessian.
+        values: of each group of parameters, the largest eigenvalues, in descending order; ``whole`` is the whole
+            Hessian.
+        lambda_largest_magnitude: of each group, the eigenvalue of largest magnitude, with its sign.
         converged: of each group, whether all converged.
         products: Hessian-vector products, all groups together.
         images: number of images.
     """
 
     values: dict[str, tuple[float, ...]]
+    lambda_largest_magnitude: dict[str, float]
     converged: dict[str, bool]
     products: int
     images: int
 
     @property
+    def lambda_max(self) -> dict[str, float]:
+        """λ_max of each group: its largest eigenvalue."""
+        return {group: values[0] for group, values in self.values.items()}
+
+    @property
     def value(self) -> float:
         """λ_max of the whole Hessian, else of the only group."""
-        group = "whole" if "whole" in self.values else next(iter(self.values))
-        return self.values[group][0]
+        return self.lambda_max[self._main]
+
+    @property
+    def magnitude(self) -> float:
+        """The eigenvalue of largest magnitude of the whole Hessian, else of the only group, with its sign."""
+        return self.lambda_largest_magnitude[self._main]
+
+    @property
+    def _main(self) -> str:
+        return "whole" if "whole" in self.values else next(iter(self.values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"lambda_max": self.lambda_max, **asdict(self)}
 
 
 def hessian_spectrum(
@@ -84,7 +109,7 @@ def hessian_spectrum(
     seed: int = 0,
     **steps: Unpack[StepOptions],
 ) -> HessianSpectrum:
-    """Return the largest Hessian eigenvalues of each mini-batch, in eval mode (Park and Kim 2022, §2 and App. A).
+    """Return the Hessian eigenvalues of largest magnitude of each mini-batch (Park and Kim 2022, §2 and App. A).
 
     Park and Kim (2022) take a tenth of the training images in batches of 16, augmented as in training, the top 5 of
     each, and the loss with its l2 term: give a loader of the training transform, and ``CrossEntropy(weight_decay=…)``.
@@ -96,7 +121,7 @@ def hessian_spectrum(
         model: in eval mode during the call.
         batches: the mini-batches; held in memory.
         loss: by default plain cross-entropy.
-        top: eigenvalues of each mini-batch.
+        top: eigenvalues of each mini-batch, beside λ_max.
         method: ``lanczos``, or ``power`` as in the paper.
         max_iter: products at most, of each mini-batch; with ``power`` of each value.
         tol: relative tolerance.
@@ -111,25 +136,28 @@ def hessian_spectrum(
     check_keywords("hessian_spectrum", steps, StepOptions)
     criterion = loss or CrossEntropy()
     held = load_batches(model, batches, max_images)
-    device, width = held[0][0].device, 2 * top + 1
+    device, wanted = held[0][0].device, _Wanted(1, top)
     share = steps.get("share", ALONE)
     sizes = [len(batch[0]) for batch in held]
 
     def spectrum(index: int) -> list[float]:
         start, generator = _start(model, dict(model.named_parameters()), seed)
         with hessian_product(model, criterion, [held[index]]) as product:
-            return _row(
-                top_eigenvalues(product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator)
-            )
+            return wanted.row(wanted.measure(product, start, generator, method, max_iter, tol))
 
     with console.progress("Hessian spectrum", sum(sizes), enabled=steps.get("show_progress", False)) as bar:
         rows = share.rows(
-            len(held), width, device, spectrum, known=steps.get("known", ()), save=steps.get("save"),
+            len(held), wanted.width, device, spectrum, known=steps.get("known", ()), save=steps.get("save"),
             done=lambda first, after: bar.advance(sum(sizes[first:after])),
         )  # fmt: skip
-    spectra = [_read(row, top) for row in rows]
-    flags = [flag for one in spectra for flag in one.converged]
-    return HessianSpectrum(tuple(one.values for one in spectra), sum(flags) / len(flags), sum(sizes))
+    spectra = [wanted.read(row) for row in rows]
+    flags = [flag for one in spectra for flag in one.converged[wanted.algebraic :]]
+    return HessianSpectrum(
+        tuple(one.magnitude for one in spectra),
+        sum(flags) / len(flags),
+        sum(sizes),
+        tuple(one.algebraic[0] for one in spectra),
+    )
 
 
 def hessian_max(
@@ -146,7 +174,7 @@ def hessian_max(
     seed: int = 0,
     **steps: Unpack[StepOptions],
 ) -> HessianMax:
-    """Return the Hessian eigenvalues of largest magnitude, of the mean loss over all images (Chen et al. 2022, App. F).
+    """Return the largest Hessian eigenvalues of the mean loss over all images: λ_max (Chen et al. 2022, App. F).
 
     Memory: all images, gradients' graphs of at most `vtk.analysis.probes.second_order.KEEP` bytes beside that of one
     batch, and the iteration's vectors (`vtk.analysis.probes.eigenvalues`).
@@ -155,7 +183,7 @@ def hessian_max(
         model: in eval mode during the call.
         batches: of evaluation's or training's transform; held in memory.
         loss: by default plain cross-entropy.
-        top: eigenvalues of each group.
+        top: how many of each group, the largest first; the one of largest magnitude comes in addition.
         groups: names to parameters; each group's diagonal block is taken alone, such as those of
             `vtk.analysis.parameter_blocks` (Chen et al. 2022, Table 4). Default the whole.
         method: ``lanczos``, or ``power`` as in the paper.
@@ -174,34 +202,54 @@ def hessian_max(
     criterion = loss or CrossEntropy()
     chosen = {"whole": dict(model.named_parameters())} if groups is None else {k: dict(v) for k, v in groups.items()}
     share, save = steps.get("share", ALONE), steps.get("save")
-    rows = share.agree(steps.get("known", ()), 2 * top + 1, held[0][0].device)
+    wanted = _Wanted(top, 1)
+    rows = share.agree(steps.get("known", ()), wanted.width, held[0][0].device)
     with console.progress("Hessian", len(chosen), unit="groups", enabled=steps.get("show_progress", False)) as bar:
         bar.advance(len(rows))
         for name, parameters in list(chosen.items())[len(rows) :]:
             start, generator = _start(model, parameters, seed)
             with hessian_product(model, criterion, held, parameters, share=share) as product:
-                one = top_eigenvalues(
-                    product, start, top, method=method, max_iter=max_iter, tol=tol, generator=generator
-                )
-            rows.append(_row(one))
+                one = wanted.measure(product, start, generator, method, max_iter, tol)
+            rows.append(wanted.row(one))
             bar.advance(1, name)
             if save is not None:
                 save(rows)
-    spectra = {name: _read(row, top) for name, row in zip(chosen, rows, strict=True)}
+    spectra = {name: wanted.read(row) for name, row in zip(chosen, rows, strict=True)}
     return HessianMax(
-        {name: one.values for name, one in spectra.items()},
+        {name: one.algebraic for name, one in spectra.items()},
+        {name: one.magnitude[0] for name, one in spectra.items()},
         {name: all(one.converged) for name, one in spectra.items()},
         sum(one.products for one in spectra.values()),
         sum(len(batch[0]) for batch in held),
     )
 
 
-def _row(eigenvalues: Eigenvalues) -> list[float]:
-    return [*eigenvalues.values, *map(float, eigenvalues.converged), float(eigenvalues.products)]
+@dataclass(frozen=True)
+class _Wanted:
+    """How many eigenvalues of each kind, and their rows of numbers, which are saved for a resume."""
 
+    algebraic: int
+    magnitude: int
 
-def _read(row: Sequence[float], top: int) -> Eigenvalues:
-    return Eigenvalues(tuple(row[:top]), tuple(flag > 0 for flag in row[top : 2 * top]), int(row[-1]))
+    @property
+    def width(self) -> int:
+        return 2 * (self.algebraic + self.magnitude) + 1
+
+    def measure(
+        self, product: Product, start: Tensor, generator: torch.Generator, method: Method, max_iter: int, tol: float
+    ) -> Eigenvalues:
+        return top_eigenvalues(
+            product, start, algebraic=self.algebraic, magnitude=self.magnitude, method=method, max_iter=max_iter,
+            tol=tol, generator=generator,
+        )  # fmt: skip
+
+    def row(self, one: Eigenvalues) -> list[float]:
+        return [*one.algebraic, *one.magnitude, *map(float, one.converged), float(one.products)]
+
+    def read(self, row: Sequence[float]) -> Eigenvalues:
+        first, values = self.algebraic, self.algebraic + self.magnitude
+        flags = tuple(flag > 0 for flag in row[values:-1])
+        return Eigenvalues(tuple(row[:first]), tuple(row[first:values]), flags, int(row[-1]))
 
 
 def _start(model: nn.Module, parameters: Mapping[str, nn.Parameter], seed: int) -> tuple[Tensor, torch.Generator]:

@@ -12,6 +12,7 @@ from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.measures.accuracy import logits_of
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
+from vtk.analysis.probes.convolutions import single_convolutions
 from vtk.analysis.probes.residual_units import Unit, residual_units, without_unit
 from vtk.analysis.probes.share import ALONE, Rows, Save, Share
 from vtk.errors import UsageError
@@ -49,12 +50,14 @@ class Lesions(MeasureResult):
         units: in order, the stem first.
         classes: number of outputs; chance is one over it.
         images: number of images.
+        convolutions: whether single convolutions were removed in place of blocks of them.
     """
 
     accuracy: float
     units: tuple[UnitLesion, ...]
     classes: int
     images: int
+    convolutions: bool = False
 
 
 @torch.no_grad()
@@ -63,6 +66,7 @@ def lesion_study(
     batches: Batches,
     *,
     max_images: int | None = None,
+    convolutions: bool = False,
     share: Share = ALONE,
     kept: Rows = (),
     save: Save | None = None,
@@ -80,6 +84,8 @@ def lesion_study(
         model: classifier of a kind that `vtk.analysis.probes.residual_units` knows, (B, C, H, W) to (B, classes).
         batches: images and labels (B,).
         max_images: use only the first ones.
+        convolutions: remove single spatial convolutions in place of whole blocks of them
+            (`vtk.analysis.probes.convolutions.single_convolutions`).
         share: this process's part, if several processes measure together.
         kept: what ``save`` was given last by an earlier run with the same arguments: those batches are not done again.
         save: gets the counts so far after every batch, or every round of batches where processes share them.
@@ -90,7 +96,7 @@ def lesion_study(
             of the model's outputs.
         DataError: there are no images.
     """
-    units = residual_units(model)
+    units = single_convolutions(model) if convolutions else residual_units(model)
     device = next(model.parameters()).device
     removable = [number for number, unit in enumerate(units) if unit.outlets]
     if not removable:
@@ -111,7 +117,7 @@ def lesion_study(
             bar.advance(len(images))
     if number >= len(rows):  # a last round of fewer batches than processes
         rows += share.gather(own, width, device)[: number + 1 - len(rows)]
-    return _result(rows, units, removable)
+    return _result(rows, units, removable, convolutions)
 
 
 def _row(model: nn.Module, images: Tensor, labels: Tensor, units: Sequence[Unit]) -> list[float]:
@@ -131,7 +137,7 @@ def _row(model: nn.Module, images: Tensor, labels: Tensor, units: Sequence[Unit]
     return [float(len(images)), numbers[0], float(logits.shape[1]), *numbers[1:]]
 
 
-def _result(rows: Rows, units: Sequence[Unit], removable: Sequence[int]) -> Lesions:
+def _result(rows: Rows, units: Sequence[Unit], removable: Sequence[int], convolutions: bool) -> Lesions:
     columns = list(zip(*rows, strict=True))
     images, right, *sums = (math.fsum(column) for column in columns)
     counts = sums[1:]
@@ -145,4 +151,4 @@ def _result(rows: Rows, units: Sequence[Unit], removable: Sequence[int]) -> Lesi
         delta = (won - lost) / images
         error = math.sqrt(max((won + lost) / images - delta**2, 0.0) / images)
         lesions.append(UnitLesion(unit.name, unit.kind, right / images + delta, delta, error, changed / images))
-    return Lesions(right / images, tuple(lesions), int(columns[2][0]), int(images))
+    return Lesions(right / images, tuple(lesions), int(columns[2][0]), int(images), convolutions)

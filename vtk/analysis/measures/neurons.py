@@ -10,6 +10,7 @@ from vtk.analysis.probes.activations import Hidden, Kind, watch_activations
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import block_modules
 from vtk.errors import UsageError
+from vtk.models.transforms.extra_block import SublayerBlock
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ def active_neurons(model: nn.Module, batches: Batches, *, max_images: int | None
         for batch, _ in stream(model, batches, max_images):
             model(batch)
             images += len(batch)
-    blocks = list(block_modules(model))
+    blocks = block_modules(model)
     seen = {hidden.block for hidden in counts}
-    unseen = tuple(b for i, b in enumerate(blocks, start=1) if i not in seen or b in functional)
+    without = {b for b, module in blocks.items() if isinstance(module, SublayerBlock) and module.leaf == "attn"}
+    unseen = tuple(b for i, b in enumerate(blocks, start=1) if (i not in seen and b not in without) or b in functional)
     if not counts:
         why = "calls its activation as a function, which no hook sees" if unseen[0] in functional else (
             "has no module of ReLU, GELU, SiLU or the like"

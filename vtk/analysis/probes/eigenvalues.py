@@ -1,4 +1,4 @@
-"""Eigenvalues of largest magnitude of a symmetric operator that is known only by its products with vectors."""
+"""Eigenvalues at the ends of the spectrum of a symmetric operator that is known only by its products with vectors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from vtk.errors import UsageError
 Method = Literal["lanczos", "power"]
 METHODS: tuple[Method, ...] = ("lanczos", "power")
 BASIS_BYTES = 2**30
-"""Maximum size of the basis of ``lanczos``, which has at least 2·top + 6 vectors."""
+"""Maximum size of the basis of ``lanczos``, which has room for twice the wanted values and 6 more vectors."""
+
+_SMALL = 1e-6  # of the largest magnitude: a smaller error counts as converged, also of eigenvalues near 0
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Eigenvalues:
     """Result of an eigenvalue iteration.
 
     Attributes:
-        values: largest magnitude first, signs kept.
-        converged: of each, whether it converged within the tolerance.
+        algebraic: the largest ones, in descending order: where the operator bends upwards most.
+        magnitude: those of largest magnitude, the largest first, with signs.
+        converged: of each of ``algebraic``, then of each of ``magnitude``, whether it is within the tolerance.
         products: number of products with the operator.
     """
 
-    values: tuple[float, ...]
+    algebraic: tuple[float, ...]
+    magnitude: tuple[float, ...]
     converged: tuple[bool, ...]
     products: int
 
@@ -33,25 +37,32 @@ class Eigenvalues:
 def top_eigenvalues(
     product: Callable[[Tensor], Tensor],
     start: Tensor,
-    top: int = 1,
     *,
+    algebraic: int = 1,
+    magnitude: int = 1,
     method: Method = "lanczos",
     max_iter: int = 100,
     tol: float = 1e-3,
     generator: torch.Generator | None = None,
 ) -> Eigenvalues:
-    """Return the eigenvalues of largest magnitude.
+    """Return the largest eigenvalues, and those of largest magnitude.
+
+    They are the same where the largest magnitude is positive, as near a minimum; elsewhere −400 has the largest
+    magnitude of (9, …, −400), and 9 is the largest.
 
     ``lanczos`` keeps an orthonormal basis of its iterations and stops when the residual bound of every wanted value is
-    below ``tol`` times it: few products, and memory of at most `BASIS_BYTES` or 2·top + 6 vectors, whichever is more.
-    ``power`` finds one after the other, keeping iterates orthogonal to those found (deflation), and stops when the
-    value changes by less than ``tol`` of itself: it keeps ``top`` + 2 vectors and needs many products, as PyHessian and
-    Park and Kim (2022) and Chen et al. (2022) do.
+    below ``tol`` times it: few products, and memory of at most `BASIS_BYTES` or twice the wanted values and 6 vectors,
+    whichever is more. ``power`` finds one value of largest magnitude after the other, keeping iterates orthogonal to
+    those found (deflation), and stops when the value changes by less than ``tol`` of itself and is no mixture of two of
+    opposite signs: it keeps a vector for each value and needs many products, as PyHessian and Park and Kim (2022) and
+    Chen et al. (2022) do. Once a negative value was found, it looks for the largest ones in the operator shifted by it,
+    which has no negative values.
 
     Args:
         product: symmetric; maps (n,) to (n,).
         start: (n,), not zero; gives device and number format.
-        top: number of eigenvalues, at most n.
+        algebraic: how many of the largest, 1 to n.
+        magnitude: how many of the largest magnitude, 1 to n.
         method: ``lanczos`` or ``power``.
         max_iter: products at most; with ``power`` for each value.
         tol: relative tolerance.
@@ -60,49 +71,85 @@ def top_eigenvalues(
     Raises:
         UsageError: an argument is out of range.
     """
-    if not 1 <= top <= len(start):
-        raise UsageError(f"{top} eigenvalues of an operator on {len(start)} numbers; give 1 to {len(start)}")
+    for top in (algebraic, magnitude):
+        if not 1 <= top <= len(start):
+            raise UsageError(f"{top} eigenvalues of an operator on {len(start)} numbers; give 1 to {len(start)}")
     if max_iter < 1 or tol <= 0:
         raise UsageError(f"`max_iter` is {max_iter} and `tol` {tol}; give at least one iteration and a tolerance > 0")
     if method not in METHODS:
         raise UsageError(f"unknown method {method!r}; give {' or '.join(METHODS)}")
     own = generator or torch.Generator().manual_seed(0)
     find = _lanczos if method == "lanczos" else _power
-    return find(product, start, top, max_iter, tol, own)
+    return find(product, start, algebraic, magnitude, max_iter, tol, own)
+
+
+Value = tuple[float, bool, Tensor]
+"""An eigenvalue, whether it converged, and its vector."""
 
 
 def _power(
-    product: Callable[[Tensor], Tensor], start: Tensor, top: int, max_iter: int, tol: float, generator: torch.Generator
-) -> Eigenvalues:
-    vectors: list[Tensor] = []
-    values, converged, products = [], [], 0
-    for i in range(top):
-        vector = _unit(start if i == 0 else _random_like(start, generator), vectors)
-        value, settled = 0.0, False
-        for step in range(max_iter):
-            image = product(vector)
-            products += 1
-            before, value = value, float(vector @ image)
-            settled = step > 0 and abs(value - before) <= tol * abs(value)
-            following = _unit(image, vectors)
-            if settled or not bool(following.any()):  # zero: the rest of the operator vanishes
-                settled = True
-                break
-            vector = following
-        vectors.append(vector)
-        values.append(value)
-        converged.append(settled)
-    order = sorted(range(top), key=lambda i: -abs(values[i]))
-    return Eigenvalues(tuple(values[i] for i in order), tuple(converged[i] for i in order), products)
+    product: Callable[[Tensor], Tensor], start: Tensor, algebraic: int, magnitude: int, max_iter: int, tol: float,
+    generator: torch.Generator,
+) -> Eigenvalues:  # fmt: skip
+    products = 0
+
+    def counted(vector: Tensor) -> Tensor:
+        nonlocal products
+        products += 1
+        return product(vector)
+
+    def following(known: list[Value], shift: float = 0.0) -> Value:
+        first = start if not products else _random_like(start, generator)
+        return _iterate(counted, first, [vector for _, _, vector in known], shift, max_iter, tol)
+
+    found: list[Value] = []
+    upper: list[Value] = []
+    while len(found) < magnitude or (len(upper) == len(found) < algebraic):
+        found.append(following(found))
+        upper = [one for one in found if one[0] >= 0]
+    while len(upper) < algebraic:
+        upper.append(following(upper, shift=max(-value for value, _, _ in found)))
+    found.sort(key=lambda one: -abs(one[0]))
+    upper.sort(key=lambda one: -one[0])
+    wanted = [*upper[:algebraic], *found[:magnitude]]
+    values = [value for value, _, _ in wanted]
+    return Eigenvalues(
+        tuple(values[:algebraic]), tuple(values[algebraic:]), tuple(settled for _, settled, _ in wanted), products
+    )
+
+
+def _iterate(
+    product: Callable[[Tensor], Tensor], start: Tensor, known: list[Tensor], shift: float, max_iter: int, tol: float
+) -> Value:
+    """Iterate to the eigenvalue λ of largest |λ + shift| whose vector is orthogonal to the known ones."""
+    vector = _unit(start, known)
+    value, settled = 0.0, False
+    for step in range(max_iter):
+        image = product(vector)
+        before, value = value, float(vector @ image)
+        if shift:
+            image = image + shift * vector
+        image = _orthogonal(image, known)
+        size = float(image.norm())
+        # of two values ±λ the iterates are a mixture for long, whose Rayleigh quotient is constant between them
+        pure = size - abs(value + shift) <= tol**0.5 * size
+        settled = step > 0 and pure and abs(value - before) <= tol * abs(value)
+        following = _unit(image, known)
+        if settled or not bool(following.any()):  # zero: the rest of the operator vanishes
+            settled = True
+            break
+        vector = following
+    return value, settled, vector
 
 
 def _lanczos(
-    product: Callable[[Tensor], Tensor], start: Tensor, top: int, max_iter: int, tol: float, generator: torch.Generator
-) -> Eigenvalues:
+    product: Callable[[Tensor], Tensor], start: Tensor, algebraic: int, magnitude: int, max_iter: int, tol: float,
+    generator: torch.Generator,
+) -> Eigenvalues:  # fmt: skip
     """Lanczos with a full basis, restarted from its best Ritz vectors when the memory is full (thick restart)."""
-    size = len(start)
-    steps = min(max(max_iter, top), size)
-    room = min(steps, max(2 * top + 6, BASIS_BYTES // start.nbytes), size)
+    size, least = len(start), max(algebraic, magnitude)
+    steps = min(max(max_iter, least), size)
+    room = min(steps, max(2 * (algebraic + magnitude) + 6, BASIS_BYTES // start.nbytes), size)
     basis = start.new_empty(room, size)  # untouched pages take no memory
     basis[0] = start / start.norm()
     inner = torch.zeros(room, room, dtype=torch.float64)  # the operator on the basis
@@ -115,27 +162,27 @@ def _lanczos(
         values, vectors = torch.linalg.eigh(inner[:count, :count])
         bounds = norm * vectors[-1].abs()
         order = values.abs().argsort(descending=True)
-        best = order[:top]
-        scale = max(float(values.abs().max()), 1e-30)
+        upper, best = values.argsort(descending=True)[:algebraic], order[:magnitude]
+        wanted = torch.cat([upper, best])
+        scale = float(values.abs().max())
         # the basis spans the whole Krylov space of the start vector
-        exhausted = norm <= 1e-7 * scale or count == size
-        if count >= top and (exhausted or bool((bounds[best] <= tol * values[best].abs()).all())):
-            break
-        if step == steps:
+        exhausted = norm <= 1e-7 * max(scale, 1e-30) or count == size
+        settled = bounds[wanted] <= torch.clamp(tol * values[wanted].abs(), min=min(tol, _SMALL) * scale)
+        settled |= exhausted
+        if (count >= least and bool(settled.all())) or step == steps:
             break
         if exhausted:
             rest = _expand(_random_like(start, generator), basis[:count])[1]
             norm = float(rest.norm())
         if count == room:
-            kept = order[: room // 2 + 1]
+            kept = torch.cat([upper, order[~torch.isin(order, upper)]])[: room // 2 + 1]
             _rotate(basis, vectors[:, kept].to(basis))
             count = len(kept)
             inner.zero_()
             inner[:count, :count] = torch.diag(values[kept])
         basis[count] = rest / norm
         count += 1
-    settled = bounds[best] <= torch.clamp(tol * values[best].abs(), min=1e-6 * float(values.abs().max()))
-    return Eigenvalues(tuple(values[best].tolist()), tuple(settled.tolist()), step)
+    return Eigenvalues(tuple(values[upper].tolist()), tuple(values[best].tolist()), tuple(settled.tolist()), step)
 
 
 def _expand(vector: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,8 @@ from vtk.analysis.figures import Unit as Kind
 from vtk.analysis.probes.attention_maps import looks_like_attention
 from vtk.analysis.probes.depth_points import recognised_blocks
 from vtk.errors import UsageError
+from vtk.models.transforms.extra_block import SublayerBlock
+from vtk.models.transforms.smoothing import SpatialSmoothing
 
 _MIXERS = {"attn": "msa", "mlp_tokens": "other", "linear_tokens": "other"}
 _MLPS = ("mlp", "mlp_channels")
@@ -44,6 +46,7 @@ class Unit:
         seen: modules; the first of them that runs in `host` gives the features after the unit.
         side: whether the features are its input or its output.
         host: the block.
+        passes: what takes the place of the outlets' outputs when the unit is removed: their inputs, not 0.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Unit:
     seen: tuple[nn.Module, ...]
     side: Literal["input", "output"]
     host: nn.Module
+    passes: bool = False
 
 
 def residual_units(model: nn.Module) -> list[Unit]:
@@ -76,6 +80,8 @@ def residual_units(model: nn.Module) -> list[Unit]:
             between = name != names[-1]
         elif between and name.rpartition(".")[2] in _DOWN and _outside(name, module, blocks):
             units.append(Unit(name, "subsampling", (), (module,), "output", module))
+        elif isinstance(module, SpatialSmoothing):
+            units.append(Unit(name, "other", (), (module,), "output", module))
     return units
 
 
@@ -104,6 +110,8 @@ def _of_block(name: str, block: Any) -> list[Unit]:
 
 
 def _kind(block: nn.Module) -> Kind:
+    if isinstance(block, SublayerBlock):
+        return "msa" if block.leaf == "attn" else "mlp"
     attends = any(looks_like_attention(module) for module in block.modules())
     sides = [_pair(m.kernel_size) for m in block.modules() if isinstance(m, nn.Conv2d)]
     if attends:
@@ -181,8 +189,8 @@ def without_unit(unit: Unit) -> Iterator[None]:
     """Within the context, the unit is removed: its branch gives 0, and only the skip connection remains.
 
     Of a ResNet that is the whole branch of a block; in its subsampling blocks the shortcut's convolution stays. Park
-    and Kim (2022) removes the 3×3 convolution of a bottleneck and does not say what takes its place, which matters
-    where it halves the map or changes the channels; so here every kind of unit is removed in the same way.
+    and Kim (2022) remove the 3×3 convolution of a bottleneck and do not say what takes its place. Of
+    `vtk.analysis.probes.convolutions` its input does, at the positions that its stride keeps.
 
     Raises:
         UsageError: the unit has no branch of its own; or it did not run within the context, so nothing was removed.
@@ -197,7 +205,10 @@ def without_unit(unit: Unit) -> Iterator[None]:
         ran = True
         if not isinstance(output, Tensor):
             raise UsageError(f"`{unit.name}` gives {type(output).__name__}, not a tensor; it cannot be removed")
-        return torch.zeros_like(output)
+        if not unit.passes:
+            return torch.zeros_like(output)
+        step: Any = module.stride
+        return args[0][..., :: step[0], :: step[1]].clone()  # an activation behind it may work in place
 
     try:
         for module in unit.outlets:

@@ -51,6 +51,7 @@ class DataAudit:
         warnings: probable mistakes, one sentence each.
         odd: kinds of unusual images, with examples.
         val_split: fraction held out of a flat folder.
+        train_share: fraction of the training images that is used, which ``train`` holds (``--train-share``).
         seed: random seed of the split.
         max_pixels: limit of an image's size (width × height).
         seconds: wall time of the scan.
@@ -78,6 +79,7 @@ class DataAudit:
     warnings: tuple[str, ...] = ()
     odd: tuple[UnusualKind, ...] = ()
     val_split: float = 0.2
+    train_share: float = 1.0
     seed: int = 0
     max_pixels: int = MAX_PIXELS
     seconds: float = 0.0
@@ -124,6 +126,7 @@ class DataAudit:
             "root": str(self.root),
             "layout": self.layout,
             "val_split": self.val_split,
+            "train_share": self.train_share,
             "seed": self.seed,
             "classes": list(self.classes),
             "train": {"count": len(self.train), "per_class": self.counts("train")},

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from timm.layers import BatchNormAct2d, create_conv2d
-from timm.models.resnetv2 import ResNetV2
+from timm.models.resnetv2 import PreActBasic, PreActBottleneck, ResNetV2
 from torch import nn
 
 from vtk.errors import UsageError
 from vtk.models.alternet.transform import HEAD_DIM, HEADS, build_up
-from vtk.models.alternet.window_attention import windows_fault
+from vtk.models.alternet.window_attention import WindowAttention, windows_fault
+from vtk.models.initialization.draw import reset, scheme
 
 Stem = Literal["imagenet", "cifar"]
 STEMS = ("imagenet", "cifar")
@@ -63,14 +64,25 @@ class AlterNet(ResNetV2):  # type: ignore[misc]
             if fault := windows_fault(self, size):
                 raise UsageError(f"`img_size` {size[0]} {size[1]}: {fault}")
 
-    def _small_stem(self) -> None:
-        """Replace the stem by one of stride 1: feature maps are four times as large, that of the stem itself two times.
+    def init_weights(self, zero_init_last: bool = True) -> None:
+        """Draw all weights: by timm's rule in version 0.1, by the table of `vtk.models.initialization` today."""
+        super().init_weights(zero_init_last=zero_init_last)
+        if scheme() == "0.1":
+            return
+        for name, module in self.named_modules():
+            if isinstance(module, WindowAttention):
+                module.reset_parameters()
+            elif isinstance(module, (nn.Conv2d, nn.Linear)) and ".attn." not in name:
+                reset(module, "alternet.classifier" if name.startswith("head.") else "alternet.conv")
+        for module in self.modules() if zero_init_last else ():
+            if isinstance(module, (PreActBasic, PreActBottleneck)):
+                module.zero_init_last()
 
-        It is initialised by the rule of timm's ResNets.
-        """
+    def _small_stem(self) -> None:
+        """Replace the stem by one of stride 1, after which maps are four times as large, and its own two times."""
         old: Any = self.get_submodule("stem.conv")
         conv = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        reset(conv, "alternet.conv")
         self.stem = nn.Sequential(OrderedDict(conv=conv.to(old.weight.device, old.weight.dtype)))
         for i, info in enumerate(self.feature_info):
             info["reduction"] //= 4 if i else 2

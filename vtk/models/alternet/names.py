@@ -17,6 +17,7 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import nn
 
 from vtk.models.alternet.model import AlterNet
+from vtk.models.initialization.draw import reset, reset_tensor, scheme
 
 LAYERS = {"18": (2, 2, 2, 2), "34": (3, 4, 6, 4), "50": (3, 4, 6, 4), "101": (3, 4, 23, 4), "152": (3, 8, 36, 4)}
 """Blocks of each stage by name."""
@@ -92,14 +93,27 @@ def _register_vit(name: str) -> None:
             "img_size": 32, "embed_dim": 192, "depth": 12, "num_heads": 3, **VITS[name], **kwargs,
         }  # fmt: skip
         features = {"out_indices": arguments.pop("out_indices", 3), "feature_cls": "getter"}
-        return build_model_with_cfg(
+        model: nn.Module = build_model_with_cfg(
             VisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features,
             **arguments,
         )  # fmt: skip
+        if not pretrained and "weight_init" not in kwargs and scheme() != "0.1":
+            _reset_vit(model)
+        return model
 
     text = "without a class token, classified by the mean of all tokens (figure 6)" if "gap" in name else "as it is"
     cfg = {**_CIFAR, "first_conv": "patch_embed.proj", "classifier": "head", "fixed_input_size": True}
     _register(name, cfg, build, f"The ViT-Ti with patches of 2 on 32 px of Park and Kim 2022's reference code, {text}.")
+
+
+def _reset_vit(model: nn.Module) -> None:
+    """Draw a ViT's weights by the table, over timm's."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            reset(module, "cifar_vit.linear")
+    for name, parameter in model.named_parameters():
+        if name.rpartition(".")[2] in ("cls_token", "pos_embed"):
+            reset_tensor(parameter, "cifar_vit.position")
 
 
 for _size in LAYERS:

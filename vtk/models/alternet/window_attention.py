@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vtk.errors import UsageError
+from vtk.models.initialization.draw import reset, reset_tensor
 
 
 class WindowAttention(nn.Module):
@@ -49,15 +50,14 @@ class WindowAttention(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.empty((2 * window - 1) ** 2, 1))
         # follows from the window: not in the state dict, but on the model's device
         self.register_buffer("relative_position_index", _index(window), persistent=False)
-        self._init_weights()
+        self.reset_parameters()
 
-    def _init_weights(self) -> None:
-        """Initialise as timm: the first convolution as in its ResNets, attention as in its Transformers."""
-        nn.init.kaiming_normal_(self.reduce.weight, mode="fan_out", nonlinearity="relu")
+    def reset_parameters(self) -> None:
+        """Draw the weights by the table of `vtk.models.initialization`."""
+        reset(self.reduce, "alternet.conv")
         for layer in (self.q, self.kv, self.proj):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-        nn.init.zeros_(self.proj.bias)  # type: ignore[arg-type]
-        nn.init.normal_(self.relative_position_bias_table, std=0.02)
+            reset(layer, "alternet.attention")
+        reset_tensor(self.relative_position_bias_table, "alternet.position")
 
     def bias(self) -> Tensor:
         """Return the bias of the scores, (1, 1, w², w²): query, key."""

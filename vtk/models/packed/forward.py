@@ -62,8 +62,10 @@ def packed_forward(
     for module in shared:
         block = read_block(module)
         attns = [(branch, next(layers)) for branch in block.attns]
-        x = _attention(x, attns, block.after_attns, rows, done)
-        x = _ffn(x, block.ffns, block.after_ffns, rows)
+        if attns:
+            x = _attention(x, attns, block.after_attns, rows, done)
+        if block.ffns:
+            x = _ffn(x, block.ffns, block.after_ffns, rows)
         done += len(attns)
     return x
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from vtk.errors import UsageError
 from vtk.models.transforms.context_broadcast import ContextBroadcast, own_class
+from vtk.models.transforms.extra_block import SublayerBlock
 
 RMS_NORMS = (RmsNorm, nn.RMSNorm)
 _NORMS = (nn.LayerNorm, *RMS_NORMS)
@@ -60,7 +61,7 @@ class BlockStructure:
     """A block: x + Σ attentions, then x + Σ FFNs.
 
     Attributes:
-        attns, ffns: the branches, one or more of each.
+        attns, ffns: the branches, one or more of each; a block of one branch has none of the other kind.
         after_attns, after_ffns: Context Broadcasting of the sum, of a block of parallel branches.
     """
 
@@ -126,6 +127,9 @@ def read_block(block: Any, name: str = "block") -> BlockStructure:
             _branches(block.attns, f"{name}.attns", "attn"), _branches(block.ffns, f"{name}.ffns", "mlp"),
             getattr(block, "cb_msa", None), getattr(block, "cb", None),
         )  # fmt: skip
+    if type(block) is SublayerBlock:
+        branch = Branch(f"{name}.{block.leaf}", f"{name}.norm", block.norm, getattr(block, block.leaf), block.ls)
+        return BlockStructure((branch,), ()) if block.leaf == "attn" else BlockStructure((), (branch,))
     known = "Block, ParallelThingsBlock, EvaBlock and RelPosBlock"
     reason = ""
     if "Post" in type(block).__name__:

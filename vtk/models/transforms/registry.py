@@ -18,8 +18,9 @@ from vtk.errors import DataError, UsageError
 Apply = Callable[..., dict[str, str | None]]
 _REGISTRY: dict[str, Apply] = {}
 _MODULES = (
-    "alternet.transform", "stems.replace", "transforms.context_layers", "transforms.local_attention",
-    "transforms.mlp_layers", "transforms.parallel_blocks", "transforms.squeeze_excite", "transforms.uniform_heads",
+    "alternet.transform", "stems.replace", "transforms.context_layers", "transforms.extra_block",
+    "transforms.local_attention", "transforms.mlp_layers", "transforms.parallel_blocks", "transforms.smoothing",
+    "transforms.softmax_free", "transforms.squeeze_excite", "transforms.uniform_heads",
 )  # fmt: skip
 """Modules of `vtk.models` that register transforms."""
 

@@ -111,12 +111,14 @@ def lr_factor(step: int, total: int, warmup: float, floor: float, schedule: str 
     """Return the factor on the learning rate of step ``step`` (from 0) of ``total``.
 
     It rises linearly over the first ``warmup`` share of the steps, reaching 1 in the last of them, and then falls as
-    half a cosine, or ``linear``, towards ``floor``.
+    half a cosine, or ``linear``, towards ``floor``; or by equal factors (``exponential``), which needs a floor above 0.
     """
     rising = round(warmup * total)
     if step < rising:
         return (step + 1) / rising
     position = min(1.0, (step - rising) / max(1, total - rising))
+    if schedule == "exponential":
+        return floor**position
     left = 1 - position if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * position))
     return floor + (1 - floor) * left
 

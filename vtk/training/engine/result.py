@@ -102,6 +102,7 @@ class FinetuneResult:
         stopped_early: whether ``--patience`` or a callback ended it before its last epoch.
         trial: ``limit`` and ``max_steps``, where they were given: the metrics are of a part of the images, or of a few
             steps.
+        train_share: fraction of the training images that was used.
     """
 
     out: Path
@@ -119,6 +120,7 @@ class FinetuneResult:
     metric: str = "top1"
     stopped_early: bool = False
     trial: Mapping[str, int] = field(default_factory=dict)
+    train_share: float = 1.0
 
     @property
     def top1(self) -> float:
@@ -142,6 +144,7 @@ class FinetuneResult:
             "precision": self.precision,
             "memory": self.memory,
             "batch_size": self.batch_size,
+            **({} if self.train_share == 1 else {"train_share": self.train_share}),
             **self.trial,
             **({} if self.adapter is None else {"adapter": str(self.adapter)}),
         }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from vtk.card import Transform
+from vtk.card import InitName, Transform
 from vtk.errors import UsageError
 from vtk.models.stems.names import PLAIN, ActivationName, StemName
 from vtk.options import Option
@@ -36,14 +36,18 @@ class ArchitectureOptions(VariantOptions):
         Literal["relu", "bn", "no-norm"] | None,
         Option("FFN variant: relu, bn or no-norm (Wang et al. 2022, Table 5)"),
     ] = None
+    init: Annotated[
+        InitName, Option("initial weights of layers that are not timm's: the papers' codes, or version 0.1's")
+    ] = "papers"
     branches: Branches = 1
     cb: Annotated[bool, Option("Context Broadcasting: mix the mean of all tokens into each")] = False
     cb_scale: Annotated[
         bool, Option("Context Broadcasting with a trained scale per channel, in place of the fixed ½")
     ] = False
     cb_layers: Annotated[
-        tuple[str, ...], Option("blocks with CB: upper (half), all, or block numbers from 0", nonempty=True)
-    ] = ("upper",)
+        tuple[str, ...] | None,
+        Option("blocks with CB: upper (half; default of --cb), all (of --cb-scale), or numbers from 0", nonempty=True),
+    ] = None
     cb_on: Annotated[Literal["mlp", "msa", "both"], Option("CB on the FFN, the attention, or both")] = "mlp"
     cb_placement: Annotated[
         Literal["end", "mid", "front"], Option("CB after the module, before its last layer (FFN only), or before it")
@@ -63,10 +67,18 @@ class ArchitectureOptions(VariantOptions):
         result += self.variants()
         if self.cb or self.cb_scale:
             arguments = {"scale": self.cb_scale, "placement": self.cb_placement, "on": self.cb_on}
-            result.append(Transform("add_context_broadcast", {**arguments, "layers": _layers(self.cb_layers)}))
-        elif (self.cb_layers, self.cb_on, self.cb_placement) != (("upper",), "mlp", "end"):
+            result.append(Transform("add_context_broadcast", {**arguments, "layers": _layers(self.context_layers)}))
+        # the files of older runs have ("upper",) without Context Broadcasting
+        elif self.cb_layers not in (None, ("upper",)) or (self.cb_on, self.cb_placement) != ("mlp", "end"):
             raise UsageError("`--cb-layers`, `--cb-on` and `--cb-placement` need --cb or --cb-scale; add one of them")
+        if self.extra_block != "none":  # the last: other changes are of the model's own blocks
+            result.append(Transform("add_block", {"kind": self.extra_block}))
         return tuple(result)
+
+    @property
+    def context_layers(self) -> tuple[str, ...]:
+        """``--cb-layers``, or its default: CB_S is in all layers (Hyeon-Woo et al. 2023, Figure 8), CB in the upper."""
+        return self.cb_layers or (("all",) if self.cb_scale else ("upper",))
 
     def _stem_transform(self) -> list[Transform]:
         if self.stem in (None, PLAIN):

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from vtk.errors import UsageError
 from vtk.options import Config, Option
+from vtk.training.recipes import check_name
 
 Epochs = Annotated[int, Option("passes over the training images", "schedule", often=True, least=1)]
 BatchSize = Annotated[
@@ -31,6 +33,10 @@ class RecipeOptions(Config):
 
     GROUP: ClassVar[str] = "schedule"
 
+    recipe: Annotated[
+        str | None,
+        Option("published recipe by name, or a .yaml file of defaults", often=True, nonempty=True),
+    ] = None
     epochs: Epochs = 5
     batch_size: BatchSize = 32
     accumulate: Annotated[int, Option("forward passes per optimizer step", least=1)] = 1
@@ -40,7 +46,10 @@ class RecipeOptions(Config):
     opt_kwargs: OptKwargs = ()
     lr: LearningRate = 1e-4
     min_lr: Annotated[float, Option("final learning rate, as a fraction of the peak", least=0, most=1)] = 0.0
-    schedule: Annotated[Literal["cosine", "linear"], Option("decay of the learning rate after warm-up")] = "cosine"
+    schedule: Annotated[
+        Literal["cosine", "linear", "exponential"],
+        Option("decay of the learning rate after warm-up; exponential needs --min-lr"),
+    ] = "cosine"
     warmup: Annotated[float, Option("warm-up, as a fraction of all steps", least=0, below=1)] = 0.1
     weight_decay: Annotated[
         float,
@@ -52,6 +61,12 @@ class RecipeOptions(Config):
         float | None,
         Option("decay of the weights' moving average, such as 0.999, which is evaluated and packed", least=0, below=1),
     ] = None
+
+    def _check_recipe(self) -> None:
+        """Refuse a recipe that is not there, and an exponential decay without its end."""
+        check_name(self.recipe, type(self))
+        if self.schedule == "exponential" and not self.min_lr:
+            raise UsageError("`--schedule exponential` falls by equal factors and never reaches 0; add --min-lr 0.01")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Options of training from scratch: recipe, loss, and stronger regularisation."""
+"""Options of training from scratch: loss, and stronger regularisation."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -9,15 +9,10 @@ from vtk.options import Config, Option
 
 @dataclass(frozen=True, kw_only=True)
 class ScratchOptions(Config):
-    """Recipe, loss, dropout, repeated augmentation, and the batch size of the learning rate."""
+    """Loss, dropout, repeated augmentation, and the batch size of the learning rate."""
 
     GROUP: ClassVar[str] = "regularisation"
 
-    recipe: Annotated[
-        str | None,
-        Option("recipe of defaults, by name or .yaml file; --config and flags override it", "schedule", often=True,
-               nonempty=True),
-    ] = None  # fmt: skip
     loss: Annotated[
         Literal["ce", "bce", "bce-sum"],
         Option("cross-entropy, or binary cross-entropy, mean or summed over classes", "schedule", often=True),

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from vtk.errors import UsageError
 from vtk.options import Config, Option
-from vtk.options.shared import MOST_SIDE, MaybeFolder, ValSplit
+from vtk.options.shared import MOST_SIDE, MaybeFolder, TrainShare, ValSplit
 from vtk.packs.config import ModelKwargs
 
 ModelName = Annotated[str, Option("timm model name", often=True, nonempty=True)]
@@ -64,6 +64,12 @@ class SourceOptions(Config):
         Option("centre-crop fraction at evaluation (default: from the pretrained weights)", least=0.05, most=1),
     ] = None
     val_split: ValSplit = 0.2
+    train_share: TrainShare = 1.0
+
+    @property
+    def share(self) -> dict[str, float]:
+        """The fraction of the training images, for cards and results; empty where all are used."""
+        return {} if self.train_share == 1 else {"train_share": self.train_share}
 
     def _check_source(self) -> None:
         if self.weights is not None and not self.pretrained:

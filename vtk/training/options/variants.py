@@ -1,4 +1,4 @@
-"""Options of architecture variants: those of Park and Kim 2022 and of Hyeon-Woo et al. 2023."""
+"""Options of architecture variants: those of Park and Kim 2022, Hyeon-Woo et al. 2023 and Chen et al. 2022."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -10,7 +10,7 @@ from vtk.options import Config, Option, require
 
 @dataclass(frozen=True, kw_only=True)
 class VariantOptions(Config):
-    """Attention blocks in a ResNet; local attention, uniform heads and squeeze-and-excitation in a ViT."""
+    """Attention blocks and smoothing in a ResNet; local or softmax-free attention, uniform heads, more layers in a ViT."""
 
     GROUP: ClassVar[str] = "architecture variants"
 
@@ -26,7 +26,15 @@ class VariantOptions(Config):
         Literal["none", "a", "b", "c"],
         Option("uniform attention: replace one head (a), replace and widen the others (b), or add one (c)"),
     ] = "none"
+    softmax_free: Annotated[bool, Option("attention without softmax (Chen et al. 2022, ViT-B/16-Free)")] = False
     se: Annotated[bool, Option("squeeze-and-excitation at the end of each FFN")] = False
+    extra_block: Annotated[
+        Literal["none", "msa", "mlp"], Option("one more attention (msa) or FFN (mlp) after the last block of a ViT")
+    ] = "none"
+    spatial_smoothing: Annotated[
+        Literal["none", "blur", "tanh-blur"],
+        Option("2×2 box blur at the end of each stage of a ResNet, plain or after tanh and ReLU"),
+    ] = "none"
 
     def variants(self) -> list[Transform]:
         """Return the changes that the options ask for, in order.
@@ -44,8 +52,12 @@ class VariantOptions(Config):
             result.append(Transform("local_attention", {"kernel": self.local_attention}))
         if self.uniform_heads != "none":
             result.append(Transform("uniform_heads", {"variant": self.uniform_heads}))
+        if self.softmax_free:
+            result.append(Transform("softmax_free", {}))
         if self.se:
             result.append(Transform("add_squeeze_excite", {}))
+        if self.spatial_smoothing != "none":
+            result.append(Transform("add_smoothing", {"kind": self.spatial_smoothing}))
         return result
 
     def _check_variants(self) -> None:

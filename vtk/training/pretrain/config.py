@@ -19,6 +19,7 @@ from vtk.training.options.running import RunningOptions, TrialOptions
 from vtk.training.options.sharpness import SamOptions
 from vtk.training.options.source import Pretrained, SourceOptions
 from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
+from vtk.training.recipes import recipe_values
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "beit": {"mask_ratio": 0.4, "mask_shape": "block", "norm_pixels": False},
@@ -105,6 +106,7 @@ class PretrainConfig(
                 raise UsageError(f"`{flag}` is for --method {' and '.join(methods)}; --method is {self.method}")
         if self.weights is not None and self.pretrained:
             raise UsageError("`--weights` and --pretrained both give initial weights; give one of them")
+        self._check_recipe()
         self._check_input()
         self._check_architecture()
         self._check_pixels()
@@ -119,7 +121,8 @@ class PretrainConfig(
 
     def defaults(self) -> dict[str, Any]:
         """Return the defaults of all options with this method."""
-        return {f.name: f.default for f in dataclasses.fields(self)} | self._of_method()
+        own = {f.name: f.default for f in dataclasses.fields(self)} | self._of_method()
+        return own | recipe_values(self.recipe, type(self))
 
     def _of_method(self) -> dict[str, Any]:
         betas = {"opt_kwargs": ("betas=[0.9,0.95]",)} if self.optimizer == "adamw" else {}

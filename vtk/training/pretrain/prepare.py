@@ -1,6 +1,5 @@
 """Prepares a pre-training run: checks its options, reads its images, builds the backbone and the model to train."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from torch import nn
 from vtk import console
 from vtk.card import InputSpec, Transform
 from vtk.data.audit.result import DataAudit
-from vtk.data.decoding.rules import Decoding
 from vtk.data.loading import loader
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.samplers import mix
@@ -19,6 +17,7 @@ from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import Created, build_model, check_transforms
+from vtk.models.initialization.draw import initial_weights
 from vtk.models.inputs import blank_model, input_spec, patch_side
 from vtk.training.engine.compile_passes import check_compile
 from vtk.training.engine.optimizers import check_optimizer
@@ -32,9 +31,12 @@ from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.images import read_images
 from vtk.training.pretrain.method import Method, Setting, make_method
 from vtk.training.pretrain.seeds import SeededStream, number_images
+from vtk.training.runs.identity import decoding_of, init_of
 from vtk.training.runs.limit import limit_images
+from vtk.training.runs.resume_state import Saved
 from vtk.training.runs.scoring import default_workers
 from vtk.training.runs.tracking import check_trackers
+from vtk.training.runs.train_share import keep_share
 from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 from vtk.training.step_rules.sam import Ascent
 from vtk.training.step_rules.sharpness import make_step_rule
@@ -120,35 +122,35 @@ class Inputs:
     epochs: int
 
 
-def read_inputs(plan: Plan, resumed_flags: Mapping[str, Any], decoding: Decoding | None) -> Inputs:
+def read_inputs(plan: Plan, saved: Saved | None) -> Inputs:
     """Read the images and build the backbone.
 
     Args:
         plan: of the run.
-        resumed_flags: flags of the run that is resumed; empty for a new one.
-        decoding: of a resumed run of version 0.1.
+        saved: state of the run that is resumed; None for a new one.
 
     Raises:
         DataError: the images or the weights cannot be used.
         UsageError: the batch size does not fit the images.
     """
     config, ranks, method = plan.config, plan.ranks, plan.method
+    resumed = saved.identity["flags"] if saved else {}
     for turn in (True, False):  # the main process scans first; the others find its cache
         if ranks.main == turn:
             audit = read_images(
-                config, plan.spec, labelled=method.labelled, show_progress=ranks.main, decoding=decoding
+                config, plan.spec, labelled=method.labelled, show_progress=ranks.main, decoding=decoding_of(saved)
             )
-            audit = limit_images(audit, config.limit, config.seed)
+            audit = limit_images(keep_share(audit, config.train_share, config.seed), config.limit, config.seed)
         ranks.wait()
     spec = audit.decoding.applied(plan.spec)
     if ranks.main:
         warn_of_enlarging(audit, spec, patch_side(config.model, plan.model_kwargs))
-    mirroring = resolve_mirroring(config.hflip, resumed_flags.get("hflip"), audit, config.in_chans)
+    mirroring = resolve_mirroring(config.hflip, resumed.get("hflip"), audit, config.in_chans)
     views = plan.views(spec, mirroring)
     created = build_model(
         config.model, num_classes=0, img_size=config.img_size, weights=config.weights, pretrained=config.pretrained,
         seed=config.seed, drop_path_rate=config.drop_path, kwargs=plan.model_kwargs, in_chans=config.in_chans,
-        input=spec, transforms=config.transforms(),
+        input=spec, transforms=config.transforms(), init=init_of(saved) or config.init,
     )  # fmt: skip
     workers = default_workers(config.workers, ranks.world)
     stream: Stream = ImageStream(
@@ -191,7 +193,8 @@ def make_trainee(plan: Plan, inputs: Inputs, out: Path) -> Trainee:
             console.say(note)
     setting = Setting(config, inputs.spec, ranks, out, inputs.audit, inputs.workers)
     torch.manual_seed(mix(config.seed, _MODEL))
-    model = plan.method.model(inputs.created.model, setting)
+    with initial_weights(inputs.created.init):
+        model = plan.method.model(inputs.created.model, setting)
     parameters = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     live = policy.live_buffers(model) & model.state_dict().keys()
     kind = getattr(plan.method, "kind", None)  # of the table of radii

@@ -46,7 +46,7 @@ class Records:
             precision=plan.precision.name, world=plan.ranks.world,
         )  # fmt: skip
         tokenizer = plan.method.numbers().get("tokenizer")  # its contents count, not the path of its file
-        identity["flags"]["hflip"] = inputs.mirroring.probability
+        identity["flags"] |= {"hflip": inputs.mirroring.probability, "init": inputs.created.init}
         identity["flags"]["tokenizer"] = tokenizer and tokenizer["id"]
         return identity
 
@@ -97,8 +97,9 @@ class Records:
                 **plan.method.numbers(), **({"started_from": created.base.ref.source} if started else {}),
             },
             data={
-                "val_split": config.val_split, "seed": config.seed, "root": audit.root.resolve().name,
-                "images": record_of(audit).to_dict(),
+                "val_split": config.val_split, "seed": config.seed, "init": created.init,
+                "root": audit.root.resolve().name, "images": record_of(audit).to_dict(),
+                **config.share,
                 **config.trial,
             },
             regime=Regime(plan.precision.name, config.eval_batch_size, plan.ranks.device.type),

@@ -20,6 +20,7 @@ class PretrainResult:
         precision: ``fp32``, ``bf16`` or ``fp16``.
         tokenizer: file of the tokenizer; only for beit.
         trial: ``limit`` and ``max_steps``, if they were given.
+        train_share: fraction of the training images that was used.
     """
 
     out: Path
@@ -31,6 +32,7 @@ class PretrainResult:
     precision: str
     tokenizer: Path | None = None
     trial: Mapping[str, int] = field(default_factory=dict)
+    train_share: float = 1.0
 
     @property
     def val_loss(self) -> float:
@@ -49,6 +51,7 @@ class PretrainResult:
             **self.numbers,
             "images_per_second": self.images_per_second,
             "precision": self.precision,
+            **({} if self.train_share == 1 else {"train_share": self.train_share}),
             **self.trial,
             **({} if self.tokenizer is None else {"tokenizer_file": str(self.tokenizer)}),
         }

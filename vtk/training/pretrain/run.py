@@ -29,7 +29,7 @@ from vtk.training.pretrain.seeds import number_images
 from vtk.training.runs import outputs as run_outputs
 from vtk.training.runs import resume_state
 from vtk.training.runs.command_line import command_line, config_values
-from vtk.training.runs.identity import check_identity, decoding_of
+from vtk.training.runs.identity import check_identity
 from vtk.training.runs.image_list import describe_change
 from vtk.training.runs.tracking import open_trackers
 
@@ -75,7 +75,7 @@ def _prepare(config: PretrainConfig, out: Path, ranks: Ranks) -> tuple[Records, 
         refuse_inside(out, config.data)
     if ranks.main:
         run_outputs.check_run(out, overwrite=config.overwrite, resume=config.resume)
-    inputs = read_inputs(plan, saved.identity["flags"] if saved else {}, decoding_of(saved))
+    inputs = read_inputs(plan, saved)
     trainee = make_trainee(plan, inputs, out)
     records = Records(plan, inputs, trainee, list(saved.fit.rows) if saved else [])
     if saved is not None:
@@ -110,7 +110,7 @@ def _train(records: Records, saved: resume_state.Saved | None, callbacks: Callba
     tokenizer = out / run_outputs.TOKENIZER
     return PretrainResult(
         out, out / run_outputs.BACKBONE, config.method, records.rows, plan.method.numbers(), result.images_per_second,
-        plan.precision.name, tokenizer if tokenizer.is_file() else None, config.trial,
+        plan.precision.name, tokenizer if tokenizer.is_file() else None, config.trial, config.train_share,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk import console
+from vtk.card import InitName
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import V0_1, Decoding
 from vtk.data.record import name_below
@@ -21,11 +22,15 @@ _FREE = frozenset(
     "recipe save_every on_leak cuda_graph pack_rank".split()
 )
 
+_FIRST = {"memory": "plain", "metric": "top1", "init": "0.1"}
+"""Values of the runs that knew no such flag, where these are not today's defaults."""
+
 
 def run_identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision: str, world: int) -> dict[str, Any]:
     """Return everything that a resumed run must share with the one it continues, as JSON values."""
     flags = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
     flags |= {"precision": precision, "metric": config.chosen_metric, "memory": config.memory}
+    flags["cb_layers"] = config.context_layers  # older runs have them in place of a default
     if config.command != "finetune":  # what runs of older versions are
         flags["command"] = config.command
     if audit.decoding.rules != "v0.1":
@@ -44,6 +49,11 @@ def run_identity(config: RunConfig, *, base_id: str, audit: DataAudit, precision
 def decoding_of(saved: Saved | None) -> Decoding | None:
     """Return the decoding of a resumed run of version 0.1; None for today's decoding."""
     return None if saved is None or "decoding" in saved.identity["flags"] else V0_1
+
+
+def init_of(saved: Saved | None) -> InitName | None:
+    """Return the initial weights of a resumed run that knew no ``--init``; None for those of the options."""
+    return None if saved is None or "init" in saved.identity["flags"] else "0.1"
 
 
 def check_identity(
@@ -71,7 +81,7 @@ def check_identity(
         )
     fields = {f.name: _plain(f.default) for f in dataclasses.fields(kind)}
     defaults = {name: fields[name] for name, value in now["flags"].items() if name in fields and value is not None}
-    before, after = {**defaults, "memory": "plain", "metric": "top1", **kind.upgrade(saved["flags"])}, now["flags"]
+    before, after = {**defaults, **_FIRST, **kind.upgrade(saved["flags"])}, now["flags"]
     changed = [k for k in sorted(before.keys() | after.keys()) if before.get(k) != after.get(k)]
     if "act8" not in (before["memory"], after["memory"]):  # the other modes give the same gradients
         changed = [k for k in changed if k != "memory"]

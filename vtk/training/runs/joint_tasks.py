@@ -13,7 +13,7 @@ from vtk.training.objectives.base import JointObjective
 from vtk.training.options.task_spec import parse_starts, parse_tasks
 from vtk.training.run_config import RunConfig
 from vtk.training.runs.command_line import command_line
-from vtk.training.runs.identity import decoding_of
+from vtk.training.runs.identity import decoding_of, init_of
 from vtk.training.runs.joint_model import JointModel, JointPrecision, share_frozen
 from vtk.training.runs.plan import RunPlan, plan_run
 from vtk.training.runs.prepare import PreparedRun, prepare_task, settle
@@ -56,7 +56,7 @@ def build_tasks(config: RunConfig, out: Path, ranks: Ranks, saved: Saved | None 
     for number, (name, plan) in enumerate(plans.items()):
         hflip = before[number] if isinstance(before, list) else before
         base = None if first is None else first.created.base
-        task = tasks[name] = build_task(plan, decoding=decoding_of(saved), hflip=hflip, base=base)
+        task = tasks[name] = build_task(plan, decoding=decoding_of(saved), hflip=hflip, base=base, init=init_of(saved))
         if (images := len(task.audit.train)) < ranks.world:  # no batch has one for each process
             raise UsageError(
                 f"task `{name}` has {images} training images for {ranks.world} processes; start at most {images}"

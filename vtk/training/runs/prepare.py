@@ -22,7 +22,7 @@ from vtk.training.memory import MemoryChoice, Subject, choose_memory
 from vtk.training.objectives.base import Classification, Objective
 from vtk.training.objectives.distillation import Trained, describe_teacher, distill
 from vtk.training.run_config import RunConfig
-from vtk.training.runs.identity import decoding_of, run_identity
+from vtk.training.runs.identity import decoding_of, init_of, run_identity
 from vtk.training.runs.label_kinds import Scores, describe, make_objective, make_sampler
 from vtk.training.runs.outputs import LAST
 from vtk.training.runs.plan import RunPlan, plan_run, run_folder
@@ -69,7 +69,7 @@ class PreparedTask:
             self.config, base_id=task.created.base.ref.id, audit=task.audit, precision=plan.precision.name,
             world=plan.ranks.world,
         )  # fmt: skip
-        values["flags"]["hflip"] = task.mirroring.probability
+        values["flags"] |= {"hflip": task.mirroring.probability, "init": task.created.init}
         if task.teacher is not None:  # it may have moved
             values["flags"]["distill_from"] = task.teacher.identity
         return values
@@ -179,9 +179,9 @@ def prepare_task(task: Task, memory: MemoryChoice, workers: int) -> PreparedTask
 
 
 def build_resumed(plan: RunPlan, saved: Saved | None, teacher: Trained | None = None) -> Task:
-    """Build the task of a run, with the decoding and the mirroring of the run that is resumed; see `build_task`."""
+    """Build the task of a run, with decoding, mirroring and initial weights of a resumed one; see `build_task`."""
     flags = saved.identity["flags"] if saved is not None else {}
-    return build_task(plan, decoding=decoding_of(saved), hflip=flags.get("hflip"), teacher=teacher)
+    return build_task(plan, decoding=decoding_of(saved), hflip=flags.get("hflip"), teacher=teacher, init=init_of(saved))
 
 
 def prepare_run(plan: RunPlan, saved: Saved | None = None, teacher: Trained | None = None) -> PreparedRun:

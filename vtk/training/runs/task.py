@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vtk.card import InitName
 from vtk.data.audit.result import DataAudit
 from vtk.data.decoding.rules import Decoding
 from vtk.data.loading.train_pipeline import TrainTransform
@@ -33,6 +34,7 @@ from vtk.training.runs.label_kinds import read_data
 from vtk.training.runs.limit import limit_images
 from vtk.training.runs.plan import RunPlan, augmentation
 from vtk.training.runs.scratch import apply_scratch
+from vtk.training.runs.train_share import keep_share
 from vtk.training.runs.views import resolve_mirroring, warn_of_enlarging
 
 
@@ -91,7 +93,7 @@ class Task:
 
 def build_task(
     plan: RunPlan, *, decoding: Decoding | None = None, hflip: object = None, base: Base | None = None,
-    teacher: Trained | None = None,
+    teacher: Trained | None = None, init: InitName | None = None,
 ) -> Task:  # fmt: skip
     """Read the images, make the model, and choose the parameters to train.
 
@@ -100,6 +102,7 @@ def build_task(
         decoding: rules of a resumed run of version 0.1.
         hflip: probability of mirroring in the run that is resumed; anything else than a number where there is none.
         base: weights already read, of an earlier task; by default the options say where they are.
+        init: scheme of the initial weights of the run that is resumed; by default that of the options.
         teacher: a loaded model, in place of what ``--distill-from`` names.
 
     Raises:
@@ -119,6 +122,7 @@ def build_task(
         choice.name, num_classes=len(audit.classes), img_size=choice.size, weights=config.weights,
         pretrained=config.pretrained, seed=config.seed, drop_path_rate=config.drop_path, kwargs=choice.kwargs,
         in_chans=config.in_chans, input=spec, transforms=config.transforms(), base=base, classes=audit.classes,
+        init=init or config.init,
     )  # fmt: skip
     created.notes += [choice.note] if choice.note else []
     layers, parameters = _choose_parameters(plan, created)
@@ -154,7 +158,7 @@ def _scan(plan: RunPlan, decoding: Decoding | None) -> DataAudit:
     for turn in (True, False):  # the main process scans first; the others find its cache
         if ranks.main == turn:
             audit = read_data(config, plan.spec, show_progress=ranks.main, decoding=decoding)
-            audit = limit_images(audit, config.limit, config.seed)
+            audit = limit_images(keep_share(audit, config.train_share, config.seed), config.limit, config.seed)
         ranks.wait()
     if not audit.val:
         raise DataError(

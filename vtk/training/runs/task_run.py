@@ -188,4 +188,5 @@ class TaskRun:
             self.plan.out, self.writer.best_path, self.writer.last_path, history.best_metrics(), history.best["epoch"],
             history.rows, self.task.census, images_per_second, self.plan.precision.name, memory.mode, memory.batch,
             self.writer.adapter, config.chosen_metric, early, config.trial,
+            config.train_share,
         )  # fmt: skip

@@ -41,9 +41,25 @@ def subject():
     return model, batch, hessian
 
 
+@pytest.fixture(scope="module")
+def saddle():
+    """A confidently wrong model: the three eigenvalues of largest magnitude are negative."""
+    model = tiny_vit(1)
+    model.blocks[0].attn.fused_attn = False
+    x = images(12)[0][0]
+    batch = x, model(x).argmin(dim=1)
+    hessian = full_hessian(model, batch)
+    model.blocks[0].attn.fused_attn = True
+    return model, batch, hessian
+
+
 def by_magnitude(matrix, top):
     values = torch.linalg.eigvalsh(matrix)
     return values[values.abs().argsort(descending=True)][:top].tolist()
+
+
+def algebraic(matrix, top):
+    return torch.linalg.eigvalsh(matrix).flip(0)[:top].tolist()
 
 
 def test_a_product_is_the_full_hessian_times_the_vector_also_over_several_batches(subject):
@@ -61,14 +77,46 @@ def test_the_largest_eigenvalues_are_those_of_the_full_hessian(subject, method):
     model, batch, hessian = subject
     found = hessian_max(model, [batch], top=2, method=method, max_iter=300, tol=1e-5)
     assert found.converged == {"whole": True} and found.images == 12
-    assert found.values["whole"] == pytest.approx(by_magnitude(hessian, 2), rel=1e-2)
-    assert found.value == found.values["whole"][0]
+    assert found.values["whole"] == pytest.approx(algebraic(hessian, 2), rel=1e-2)
+    assert found.value == found.values["whole"][0] == found.lambda_max["whole"]
+
+
+@pytest.mark.parametrize("method", ["lanczos", "power"])
+def test_a_larger_negative_eigenvalue_is_not_lambda_max(saddle, method):
+    model, batch, hessian = saddle
+    values = torch.linalg.eigvalsh(hessian)
+    assert -values[2] > values[-1] > 0  # so that all of the top 3 are negative
+    groups = parameter_blocks(model)
+    groups = {name: groups[name] for name in (("whole", "msa", "mlp") if method == "lanczos" else ("whole",))}
+    found = hessian_max(model, [batch], groups=groups, method=method, max_iter=500, tol=1e-4)
+    assert found.value == pytest.approx(float(values[-1]), rel=1e-2)
+    assert found.magnitude == pytest.approx(float(values[0]), rel=1e-2)
+    for group, rows in rows_of(model, groups).items():
+        block = hessian[rows][:, rows]
+        assert found.lambda_max[group] == pytest.approx(algebraic(block, 1)[0], rel=2e-2), group
+        assert found.lambda_largest_magnitude[group] == pytest.approx(by_magnitude(block, 1)[0], rel=2e-2), group
+    whole = found.to_dict()
+    assert whole["lambda_max"]["whole"] == found.value and whole["lambda_largest_magnitude"]["whole"] == found.magnitude
+
+
+def test_a_spectrum_of_negative_values_has_its_lambda_max_beside_it(saddle):
+    model, batch, hessian = saddle
+    found, values = hessian_spectrum(model, [batch], top=3), torch.linalg.eigvalsh(hessian)
+    assert found.values[0] == pytest.approx(values[:3].tolist(), rel=1e-2) and found.negative_share == 1.0
+    assert found.lambda_max == pytest.approx((float(values[-1]),), rel=1e-2)
+
+
+def rows_of(model, groups):
+    """The rows of the full Hessian of each group of parameters."""
+    sizes = {n: p.numel() for n, p in model.named_parameters()}
+    where = dict(zip(sizes, torch.arange(sum(sizes.values())).split(list(sizes.values())), strict=True))
+    return {group: torch.cat([where[n] for n in parameters]) for group, parameters in groups.items()}
 
 
 def test_the_default_is_within_a_percent_of_the_oracle_with_few_products(subject):
     model, batch, hessian = subject
     found = hessian_max(model, [batch])
-    assert found.value == pytest.approx(by_magnitude(hessian, 1)[0], rel=1e-2) and found.products <= 40
+    assert found.value == pytest.approx(algebraic(hessian, 1)[0], rel=1e-2) and found.products <= 40
 
 
 def test_negative_eigenvalues_keep_their_sign_and_count_in_nep_and_ape(subject):
@@ -85,7 +133,7 @@ def test_negative_eigenvalues_keep_their_sign_and_count_in_nep_and_ape(subject):
 def test_the_spectrum_is_of_each_batch_alone():
     model, batches = tiny_vit(), images(12, sizes=(5, 7))
     found = hessian_spectrum(model, batches, top=1)
-    expected = [hessian_max(model, [batch]).values["whole"] for batch in batches]
+    expected = [(hessian_max(model, [batch]).magnitude,) for batch in batches]
     assert np.array(found.values) == pytest.approx(np.array(expected), rel=1e-2)
     assert found.images == 12 and expected[0] != pytest.approx(expected[1], rel=0.02)
 
@@ -102,12 +150,8 @@ def test_diagonal_blocks_are_those_of_the_full_hessian(subject):
     groups = parameter_blocks(model)
     assert list(groups) == ["whole", "embedding", "msa", "mlp", "block 1"]
     found = hessian_max(model, [batch], groups=groups, tol=1e-4)
-    names = list(dict(model.named_parameters()))
-    sizes = {n: p.numel() for n, p in model.named_parameters()}
-    where = dict(zip(names, torch.arange(len(hessian)).split(list(sizes.values())), strict=True))
-    for group, parameters in groups.items():
-        rows = torch.cat([where[n] for n in parameters])
-        expected = by_magnitude(hessian[rows][:, rows], 1)[0]
+    for group, rows in rows_of(model, groups).items():
+        expected = algebraic(hessian[rows][:, rows], 1)[0]
         assert found.values[group][0] == pytest.approx(expected, rel=1e-2), group
     assert sum(p.numel() for g in ("msa", "mlp") for p in groups[g].values()) == sum(
         p.numel() for p in groups["block 1"].values()
@@ -133,9 +177,9 @@ def test_a_larger_model_agrees_with_scipy_on_products_by_finite_differences_of_g
         return ((gradient(base + step * v) - gradient(base - step * v)) / (2 * step)).numpy()
 
     n = len(base)
-    expected = eigsh(LinearOperator((n, n), matvec=product, dtype=np.float64), k=2, which="LM", tol=1e-4)[0]
+    expected = eigsh(LinearOperator((n, n), matvec=product, dtype=np.float64), k=2, which="LA", tol=1e-4)[0]
     torch.nn.utils.vector_to_parameters(base, parameters)
-    expected = sorted(expected, key=lambda value: -abs(value))
+    expected = sorted(expected, reverse=True)
     found = hessian_max(model, batches, top=2, tol=1e-4)
     assert found.values["whole"] == pytest.approx(expected, rel=1e-2)
 

@@ -74,6 +74,29 @@ def test_a_resnets_values_are_those_of_copies_whose_last_norm_is_zero():
         assert unit.accuracy == pytest.approx(accuracy(edited, batches))
 
 
+def test_a_single_convolutions_values_are_those_of_copies_whose_kernel_is_one_in_its_centre():
+    small = {"layers": (1, 2, 1, 1), "channels": (8, 8, 16, 16), "zero_init_last": False}
+    model = timm_model("resnet26", num_classes=3, **small).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    batches = taught(model, 24, (24,), side=32)
+    found = lesion_study(model, batches, convolutions=True)
+    blocks = ("1.0", "2.0", "2.1", "3.0", "4.0")
+    assert [u.name for u in found.units[1:]] == [f"layer{block}.conv2" for block in blocks]
+    for unit in found.units[1:]:
+        edited = copy.deepcopy(model)
+        conv = edited.get_submodule(unit.name)
+        torch.nn.init.dirac_(conv.weight)
+        with torch.no_grad():
+            other = [edited(x).argmax(1) != model(x).argmax(1) for x, _ in batches]
+        assert unit.accuracy == pytest.approx(accuracy(edited, batches))
+        assert unit.changed == pytest.approx(torch.cat(other).double().mean().item())
+    assert any(unit.changed for unit in found.units[1:]) and found.convolutions
+    text = " ".join(diagnostic("lesion").read({**found.to_dict(), "accuracy": 0.9}))
+    assert "Without a convolution it changes by" in text and "Conv block" not in text
+
+
 def test_the_model_is_as_it_was():
     model = tiny_vit(depth=2, drop_path_rate=0.3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}

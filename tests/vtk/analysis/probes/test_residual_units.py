@@ -13,12 +13,14 @@ from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 
 from tests.vtk.analysis._models import images, timm_model, tiny_vit
+from vtk.analysis.probes.convolutions import single_convolutions
 from vtk.analysis.probes.feature_maps import Maps, grid_of
 from vtk.analysis.probes.residual_units import residual_units, watch_units, without_unit
 from vtk.errors import UsageError
 from vtk.models.alternet import AlterNet
 from vtk.models.parallel_models import build
 from vtk.models.transforms.context_layers import add_context_broadcast
+from vtk.models.transforms.extra_block import add_block
 
 SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 24, "depths": (2, 1), "num_heads": (2, 4)}
 VIT = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "init_values": 0.5}
@@ -182,6 +184,45 @@ def test_a_removed_unit_is_one_whose_last_weights_are_zero(name):
         assert torch.equal(model(x), whole)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["resnet", "basic", "convnext", "alternet", "dinov2"])
+def test_a_removed_convolution_is_one_whose_kernel_is_one_in_its_centre(name):
+    model, x = made(name)
+    removed, kept = [], []
+    with torch.no_grad():
+        whole = model(x)
+        for unit in single_convolutions(model):
+            if not unit.passes:
+                kept.append(unit.kind)
+                continue
+            conv = model.get_submodule(unit.name)
+            if not unit.outlets:
+                assert conv.in_channels != conv.out_channels or conv.kernel_size[0] % 2 == 0, unit.name
+                continue
+            edited = copy.deepcopy(model)
+            nn.init.dirac_(edited.get_submodule(unit.name).weight, conv.groups)
+            if conv.bias is not None:
+                nn.init.zeros_(edited.get_submodule(unit.name).bias)
+            with without_unit(unit):
+                found = model(x)
+            assert torch.allclose(found, edited(x), atol=1e-12), unit.name
+            assert not torch.allclose(found, whole, atol=1e-9), unit.name
+            removed.append(conv.stride)
+    assert len(removed) == {"resnet": 5, "basic": 7, "convnext": 5, "alternet": 6, "dinov2": 0}[name]
+    assert kept.count("msa") == {"alternet": 3, "dinov2": 2}.get(name, 0)
+    assert (2, 2) in removed or name != "resnet"
+
+
+@pytest.mark.parametrize("kind", ["msa", "mlp"])
+def test_an_extra_block_is_a_unit_of_its_kind(kind):
+    model = tiny_vit(depth=1)
+    add_block(model.double(), kind=kind)
+    x = images(2)[0][0]
+    units, seen = features(model, x)
+    assert (units[-1].name, units[-1].kind) == ("blocks.1", kind)
+    with without_unit(units[-1]):
+        assert torch.equal(features(model, x)[1][-1], seen[-2])
 
 
 def test_context_broadcasting_of_a_removed_mlp_adds_nothing():

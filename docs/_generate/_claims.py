@@ -1,0 +1,141 @@
+"""Tables of the papers' claims: what was compared, by how much it differs, and what two procedures decide."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _tables import Row, table
+
+# before this folder, which has a papers.py of its own
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from papers import looks
+from papers.claims import Claim
+from papers.schedule import values_of
+from papers.verdicts import DECIDED, Outcome, Verdict, holm, judge
+
+Key = tuple[str, str, str]
+"""Paper, experiment and images."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim on one set of images.
+
+    Attributes:
+        claim: what is said.
+        data: name of the images.
+        outcome: its numbers, and the verdict of its own test.
+        after_holm: the verdict when all claims count.
+    """
+
+    claim: Claim
+    data: str
+    outcome: Outcome
+    after_holm: Verdict
+
+
+def judge_all(rows: Mapping[Key, Sequence[Row]], claims: Sequence[Claim]) -> list[Judged]:
+    """Judge every claim on all images that its experiment was run on, and all of them together.
+
+    A claim that was run on none counts once, so that its run cannot change what was decided before.
+    """
+    datas = list(dict.fromkeys(data for _, _, data in rows))
+    found = []
+    for claim in claims:
+        own = [data for data in datas if (claim.paper, claim.experiment, data) in rows]
+        for data in own or datas[:1]:
+            values = values_of(rows.get((claim.paper, claim.experiment, data), ()))
+            found.append((claim, data, judge(claim, values.get(claim.metric, {}))))
+    after = holm([outcome for _, _, outcome in found])
+    return [Judged(*one, verdict) for one, verdict in zip(found, after, strict=True)]
+
+
+def counts(judged: Sequence[Judged]) -> str:
+    """Say in one sentence how many claims were shown."""
+
+    def of(verdict: str) -> tuple[int, int]:
+        own = [one for one in judged if one.outcome.verdict == verdict]
+        return len(own), sum(one.after_holm == verdict for one in own)
+
+    (shown, still), (reverse, reverse_still) = of("shown"), of("reversed")
+    tests = sum(one.outcome.look > 0 for one in judged)
+    return (
+        f"Of {tests} tests {shown} show what the paper says ({still} also when all count together), {reverse} show the "
+        f"reverse ({reverse_still}), and {tests - shown - reverse} show neither."
+    )
+
+
+def summary(judged: Sequence[Judged], papers: Mapping[str, str]) -> str:
+    """Return a table of the verdicts, a row for each claim and a column for each set of images."""
+    datas = list(dict.fromkeys(one.data for one in judged))
+    lines: dict[Claim, list[str]] = {}
+    for one in judged:
+        cells = lines.setdefault(one.claim, [papers[one.claim.paper], one.claim.text, *("–" for _ in datas)])
+        cells[2 + datas.index(one.data)] = _cell(one)
+    return table(["paper", "claim", *datas], lines.values(), left=2 + len(datas))
+
+
+def claims_table(judged: Sequence[Judged], names: Mapping[str, str]) -> str:
+    """Return the numbers of claims on one set of images."""
+    lines = []
+    for one in judged:
+        claim, outcome = one.claim, one.outcome
+        name = names[claim.metric]
+        what = f"{name}: {claim.variant} {'/' if claim.scale == 'ratio' else '−'} {claim.against}"
+        if not outcome.look:
+            lines.append([claim.text, what, outcome.verdict, "", _pairs(outcome), "", "", ""])
+            continue
+        difference, low, high = (_size(claim, name, x) for x in (outcome.difference, outcome.low, outcome.high))
+        lines.append([
+            claim.text, what, f"**{outcome.verdict}**", one.after_holm, _pairs(outcome),
+            f"{difference} ({low} to {high})",
+            _probability(outcome.p), _detectable(claim, name, outcome.detectable),
+        ])  # fmt: skip
+    head = ["claim", "compared", "verdict", "after Holm", "seeds", "mean (interval)", "p", "detectable"]
+    return table(head, lines, left=4)
+
+
+def attempts(judged: Sequence[Judged]) -> list[str]:
+    """Return what was tried for claims that are not shown."""
+    return [f"- {one.claim.text}: {one.claim.tried}" for one in judged
+            if one.claim.tried and one.outcome.look and one.outcome.verdict != "shown"]  # fmt: skip
+
+
+def number(name: str, value: float) -> str:
+    """Return a value of a metric by the metric's name: where that ends in %, the value is a share."""
+    if name.endswith("%"):
+        return f"{100 * value:.1f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+
+
+def _cell(one: Judged) -> str:
+    verdict = one.outcome.verdict
+    if verdict not in DECIDED:
+        return verdict
+    return f"**{verdict}**" if one.after_holm == verdict else f"**{verdict}**, not after Holm"
+
+
+def _pairs(outcome: Outcome) -> str:
+    """Return the pairs of seeds, and how many more gave no number to compare."""
+    return f"{outcome.seeds}" + (f", {outcome.dropped} without" if outcome.dropped else "")
+
+
+def _size(claim: Claim, name: str, value: float) -> str:
+    """Return a difference with its sign, or a ratio."""
+    if claim.scale == "ratio":
+        return f"×{value:.2f}" if 0.1 <= value < 100 else f"×{value:.2g}"
+    size = number(name, abs(value))
+    return ("" if float(size) == 0 else "+" if value > 0 else "−") + size
+
+
+def _detectable(claim: Claim, name: str, value: float) -> str:
+    """Return a detectable difference, without sign and rounded up."""
+    if claim.scale == "ratio":
+        return f"×{math.ceil(value * 100 - 1e-9) / 100:.2f}"
+    return number(name, math.ceil(value * 1000 - 1e-9) / 1000)
+
+
+def _probability(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < looks.LEVEL else f"{p:.2f}"
