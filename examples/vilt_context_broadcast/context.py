@@ -62,7 +62,11 @@ class ContextEmbeddings(ViltEmbeddings):
         """Return tokens (B, N, C) and which are no padding (B, N), as ViLT does."""
         embedded, valid = super().forward(input_ids, attention_mask, *args, **kwargs)
         text = torch.arange(valid.shape[1], device=valid.device) < attention_mask.shape[1]
-        of: dict[str, Callable[[], Tensor]] = {"image": lambda: ~text, "text": lambda: text, "both": lambda: text | ~text}
+        of: dict[str, Callable[[], Tensor]] = {
+            "image": lambda: ~text,
+            "text": lambda: text,
+            "both": lambda: text | ~text,
+        }
         self.members.mask = (valid.bool() & of[self.tokens]())[..., None]
         return embedded, valid
 
