@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused_before_any_image(arguments, match):
         replace_stem(model, stem="conv")
 
 
-def test_stems_of_other_models_are_named_with_their_module():
+def test_stems_of_other_models_are_refused_by_name():
     with shapes_only():
         model = timm.create_model("xcit_nano_12_p16_224")
     where = "a ConvPatchEmbed as its `patch_embed`, and --stem replaces the projection of timm.layers.PatchEmbed"
