@@ -69,6 +69,22 @@ def counts(judged: Sequence[Judged]) -> str:
     )
 
 
+def power(judged: Sequence[Judged], names: Mapping[str, str]) -> str:
+    """Say how large differences would have been shown by all tests that show neither; nothing without any."""
+    neither = [one for one in judged if one.outcome.verdict == "not shown here"]
+    points = [one for one in neither if one.claim.scale == "difference" and names[one.claim.metric].endswith("%")]
+    ratios = [one for one in neither if one.claim.scale == "ratio"]
+    sizes = [
+        f"{_detectable(own[0].claim, names[own[0].claim.metric], max(one.outcome.detectable for one in own))}{unit}"
+        for own, unit in ((points, " points"), (ratios, " (ratio)")) if own
+    ]  # fmt: skip
+    return (
+        f"True differences of {' and '.join(sizes)} would have shown with a chance of 80 % in each of these."
+        if sizes
+        else ""
+    )
+
+
 def summary(judged: Sequence[Judged], papers: Mapping[str, str]) -> str:
     """Return a table of the verdicts, a row for each claim and a column for each set of images."""
     datas = list(dict.fromkeys(one.data for one in judged))
