@@ -40,9 +40,9 @@ EXPERIMENTS = (
     Experiment(
         "A", "hmlp",
         {
-            "common": {name: value for name, value in VIT.items() if name != "smoothing"},  # pre-training has no labels
+            "common": VIT,
             "pretrain": {"method": "simmim", "epochs": 12, "lr": 1e-3},
-            "finetune": {"epochs": 25, "lr": 1e-3, "head_lr_mult": 1.0, "smoothing": 0.0},
+            "finetune": {"epochs": 25, "lr": 1e-3, "head_lr_mult": 1.0},
         },
         _hmlp,
     ),

@@ -1,7 +1,7 @@
 """Park and Kim 2022: frequencies and variance of feature maps, pooling, local attention, AlterNet."""
 
 from papers.experiment import Experiment, Job
-from papers.small_models import FINE_TRAIN, FINE_VIT, TRAIN, VIT
+from papers.small_models import CLASS_TOKEN_VIT, FINE_TRAIN, FINE_VIT, TRAIN, VIT
 
 
 def _frequencies(job: Job) -> None:
@@ -27,8 +27,8 @@ def _pooling(job: Job) -> None:
     from papers.measures import load, mean, spectrum
 
     for variant, name, options in (
-        ("class token", "plain", {}),
-        ("average pooling", "pooled", {"model_kwargs": job.settings["pooled"]}),
+        ("class token", "token", {"model_kwargs": job.settings["class token"]}),
+        ("average pooling", "plain", {}),
     ):
         job.add(variant, **job.train(name, **{**job.settings["train"], **options}).numbers)
         found = []
@@ -67,9 +67,9 @@ EXPERIMENTS = (
     Experiment(
         "C", "pooling",
         {
-            "common": VIT, "train": TRAIN, "pooled": (*VIT["model_kwargs"], "global_pool='avg'", "class_token=False"),
+            "common": VIT, "train": TRAIN, "class token": CLASS_TOKEN_VIT["model_kwargs"],
             # where negative eigenvalues are common; a mean of two, since one run may still be on its first plateau
-            "early": (4, 8), "hessian": {"images": 96, "batch_size": 16, "top": 5},
+            "early": (4, 8), "hessian": {"images": 96, "batch_size": 16, "top": 5, "smoothing": 0.1},
         },
         _pooling,
     ),
@@ -78,7 +78,7 @@ EXPERIMENTS = (
         "C", "alternet",
         {
             "common": {
-                "img_size": 32, "batch_size": 32, "crop_scale": (0.8, 1.0), "weight_decay": 0.3, "smoothing": 0.0,
+                "img_size": 32, "batch_size": 32, "crop_scale": (0.8, 1.0), "weight_decay": 0.3,
             },
             "kwargs": ("channels=[16,32,64,128]",),
             # heads as in the paper; a head's channels shrink with the model's

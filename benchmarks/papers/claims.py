@@ -48,7 +48,7 @@ CLAIMS = (
     Claim("B", "broadcast", "CB lowers the entropy of attention in deeper layers",
           "entropy_deep", "with CB", "without", -1, scale="ratio"),
     Claim("B", "broadcast", "CB lowers the entropy of the class token's attention in deeper layers",
-          "entropy_class_token_deep", "with CB", "without", -1, scale="ratio"),
+          "entropy_class_token_deep", "class token, with CB", "class token, without", -1, scale="ratio"),
     Claim("B", "broadcast", "CB is more accurate", "top1", "with CB", "without", 1),
     Claim("C", "frequencies", "MSAs lower the high frequencies of feature maps",
           "high_frequencies", "after MSA", "before MSA", -1),

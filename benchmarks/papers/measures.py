@@ -68,7 +68,7 @@ def around_units(values: Sequence[tuple[str, float | None]]) -> dict[str, dict[L
     return {kind: {"before": mean(own["before"]), "after": mean(own["after"])} for kind, own in found.items()}
 
 
-def spectrum(task: Task, job: Job, options: Mapping[str, int]) -> HessianSpectrum:
+def spectrum(task: Task, job: Job, options: Mapping[str, Any]) -> HessianSpectrum:
     """Return the largest Hessian eigenvalues of mini-batches, of the loss that was trained (Park and Kim 2022, App. A).
 
     That is the cross-entropy of augmented training images, and ½·λ·‖w‖² of the run's weight decay λ.
@@ -76,7 +76,7 @@ def spectrum(task: Task, job: Job, options: Mapping[str, int]) -> HessianSpectru
     Args:
         task: the model.
         job: its images, augmentation and seed.
-        options: ``images``, ``batch_size`` of the mini-batches, and ``top`` values of each.
+        options: ``images``, ``batch_size`` of the mini-batches, ``top`` values of each, and ``smoothing`` of labels.
     """
     samples = scan(job.images / "all").train
     augmented = train_transform(task.card.input, crop_scale=job.settings["common"]["crop_scale"], hflip=job.hflip)
@@ -84,5 +84,5 @@ def spectrum(task: Task, job: Job, options: Mapping[str, int]) -> HessianSpectru
     loader: Any = make_loader(
         chosen, augmented, batch_size=options["batch_size"], shuffle=True, seed=job.seed, workers=0
     )
-    loss = CrossEntropy(weight_decay=job.settings["common"]["weight_decay"])
+    loss = CrossEntropy(smoothing=options["smoothing"], weight_decay=job.settings["common"]["weight_decay"])
     return hessian_spectrum(task.model, list(loader), loss=loss, top=options["top"], seed=job.seed)
