@@ -106,7 +106,9 @@ def _read(result: Result) -> list[str]:
         sentences.append(
             f"The part with the largest curvature is {_NAMES.get(sharpest, sharpest)} ({parts[sharpest]:.3g})."
         )
-    sentences += _by_depth([value for name, value in values.items() if name.startswith("block ")], sharp)
+    sentences += _by_depth(
+        [value for name, value in values.items() if name.startswith("block ")], sharp, as_chen(result)
+    )
     loose = [name for name, settled in result["converged"].items() if not settled]
     if loose:
         sentences.append(f"Not converged, so only an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
@@ -125,7 +127,7 @@ def _downwards(extreme: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def _by_depth(blocks: Sequence[float | None], sharp: bool) -> list[str]:
+def _by_depth(blocks: Sequence[float | None], sharp: bool, comparable: bool) -> list[str]:
     known = [value for value in blocks if value is not None]
     if len(known) < len(blocks) or len(known) < 4:
         return []
@@ -133,12 +135,10 @@ def _by_depth(blocks: Sequence[float | None], sharp: bool) -> list[str]:
     first, last = sum(known[:quarter]) / quarter, sum(known[-quarter:]) / quarter
     if first > max(_DEEPER * last, 0.0):
         advice = " Give them a lower learning rate: `vtk finetune … --layer-decay 0.75`." if sharp else ""
-        return [
-            "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature accumulates towards the "
-            f"input.{advice}"
-        ]
+        found = ", as Chen et al. (2022) find" if comparable else ""
+        return [f"Shallow blocks are sharper than deep ones{found}: curvature accumulates towards the input.{advice}"]
     if last > max(_DEEPER * first, 0.0):
-        return ["Deep blocks are sharper than shallow ones, unlike in Chen et al. (2022)."]
+        return [f"Deep blocks are sharper than shallow ones{', unlike in Chen et al. (2022)' if comparable else ''}."]
     return ["Shallow and deep blocks are about as sharp."]
 
 
