@@ -83,6 +83,8 @@ def test_an_explicit_number_of_images_takes_the_place_of_the_papers_share():
     assert settings_of(AnalyzeConfig(protocol="chen", hessian_images=700), "neurons").limit(3000) == 300
     assert settings_of(AnalyzeConfig(protocol="chen"), "neurons").limit(3) == 1
     assert "unlike the paper's" in describe(AnalyzeConfig(protocol="chen", split="val"), "hessian-blocks")
+    fewer = describe(AnalyzeConfig(protocol="chen", max_images=50), "neurons")
+    assert "at most 50 images" in fewer and "--max-images given, unlike the paper's" in fewer
     told = describe(AnalyzeConfig(protocol="park-kim"), "hessian")
     assert "split train, 10 % of its images, loss-images augmented, weight-decay 0.05" in told and "unlike" not in told
 

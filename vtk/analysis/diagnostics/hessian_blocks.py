@@ -6,7 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.hessian import log_axis
-from vtk.analysis.diagnostics.measurement import NOT_AS_CHEN, as_chen, on_images, sentence
+from vtk.analysis.diagnostics.measurement import as_chen, not_as_chen, on_images, sentence
 from vtk.analysis.measures.hessian import hessian_max
 from vtk.analysis.probes.parameter_groups import parameter_blocks
 
@@ -94,7 +94,7 @@ def _read(result: Result) -> list[str]:
     ]
     sentences.append(sentence(result))
     if not as_chen(result):
-        sentences.append(NOT_AS_CHEN)
+        sentences.append(not_as_chen(result))
     elif sharp:
         sentences.append(
             f"Over {_SHARP:g} the minimum is sharp: in Chen et al. (2022) models trained with SAM have 21 to 42, "
