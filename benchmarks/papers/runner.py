@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, pairs: Sequence[schedule.Pair], place: Place)
         _rows.require_green(TESTS if args.gpu else ("tests/vtk/analysis", *TESTS))
     for images in args.images:
         pictures.prepare(images.folder(args.work), images.source, images.train, images.val)
-    tasks, first = _tasks(args, pairs), True
+    tasks, first, tried = _tasks(args, pairs), True, set()
     while tasks:
         print(f"{len(tasks)} to do{'' if first else ': claims that the first look left open'}", flush=True)
         failed, left = work_off(tasks, place, args.processes, end)
@@ -80,7 +80,11 @@ def _run(args: argparse.Namespace, pairs: Sequence[schedule.Pair], place: Place)
             print(f"out of time, {left} missing; the same command continues", flush=True)
         if failed or left:
             return 1 if failed else OUT_OF_TIME
+        tried |= {task.key for task in tasks}
         tasks, first = [] if args.again else _tasks(args, pairs), False
+        if again := [task for task in tasks if task.key in tried]:
+            print(f"{again[0]} was done with other settings: they were edited meanwhile; start again", flush=True)
+            return 1
     return 0
 
 

@@ -114,6 +114,19 @@ def test_jobs_that_run_at_the_same_time_have_different_seeds(fake):
     assert len(schedule.missing(pairs, [7], [], abreast=2)) == 2 and schedule.missing(pairs, [], []) == []
 
 
+def test_settings_that_are_edited_while_jobs_run_end_the_runner(fake, monkeypatch, capsys):
+    _, go = fake
+    good = jobs.do
+
+    def edited(task, place):
+        own = replace(task, experiment=replace(task.experiment, settings={"name": "edited"}))
+        good(own, place, place.result(task))
+
+    monkeypatch.setattr(jobs, "do", edited)
+    assert go("--seeds", "0") == 1
+    assert "A/x seed 0 on cluttered digits was done with other settings" in capsys.readouterr().out
+
+
 def test_photographs_are_run_with_settings_of_their_own_where_an_experiment_has_them(fake, tmp_path):
     done, go = fake
     for part in ("train", "val"):
