@@ -103,6 +103,23 @@ def test_a_run_that_another_experiment_is_training_is_waited_for(tmp_path, monke
         assert list(mine.resumed.values()) == [3.0]  # what an attempt that was stopped had done counts for the job
 
 
+def test_a_run_that_another_experiment_ended_a_moment_ago_is_not_trained_again(tmp_path, monkeypatch):
+    import vtk.training.train as module
+
+    monkeypatch.setattr(module, "train", lambda config: pytest.fail("trained twice"))
+
+    @contextlib.contextmanager
+    def hold(path, *others):
+        """The other experiment left its mark and let go, after this one had looked for the mark."""
+        mark = {"numbers": {"top1": 0.4, "cpu_seconds": 3.0}, "weights": None, "job": "other", "process": 1}
+        path.with_name(f"{path.name}.json").write_text(json.dumps(mark))
+        yield
+
+    monkeypatch.setattr(vtk.locks, "hold_name", hold)
+    job = Job({"common": {}}, tmp_path / "images", {}, 0.5, 0, tmp_path)
+    assert job.train("run").numbers["top1"] == 0.4
+
+
 def test_a_run_that_diverges_counts_as_chance_and_has_no_model(tmp_path, monkeypatch):
     import vtk.training.train as module
     from vtk.training.engine.fitting import DivergedError
