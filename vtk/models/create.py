@@ -18,6 +18,7 @@ from vtk.models.alternet.window_attention import windows_fault
 from vtk.models.initialization.draw import initial_weights
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.positions import RELATIVE, describe_resampling, fit_position, fit_relative
+from vtk.models.stems.own import without_own_stem
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.transform_order import describe_changes, order_changes, unchanged
 from vtk.models.transforms.registry import apply_transforms
@@ -119,6 +120,7 @@ def build_model(
             base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes, classes)
+    transforms = without_own_stem(model, transforms)
     before, after = order_changes(base, transforms, in_chans)
     # as in `_build`: a new stem depends only on the seed
     with torch.random.fork_rng(devices=[]), initial_weights(init):
@@ -151,6 +153,7 @@ def check_transforms(
         UsageError: unknown name, a transform that the model does not support, or an unsupported image size.
     """
     model = blank_model(name, kwargs)
+    transforms = without_own_stem(model, transforms)
     if transforms:
         model = copy.deepcopy(model)
         apply_transforms(model, transforms, {key: key for key in model.state_dict()})

@@ -81,6 +81,7 @@ class Row:
 
 _CUT = Draw("cut normal", "0.54·0.02")
 _DEIT = "DeiT's code, in which Hyeon-Woo et al. 2023 train; they state no other"
+_TNT = "Han et al. 2021's code, of TNT"
 _ALTERNET = "Park and Kim 2022's code leaves torch's default"
 TABLE: Mapping[str, Row] = {
     "alternet.conv": Row(
@@ -107,6 +108,11 @@ TABLE: Mapping[str, Row] = {
     "stem.conv": Row(
         "stems conv, hmlp, levit: convolutions", _TORCH, _TORCH,
         "the codes of VOLO, DeiT and LeViT leave torch's default",
+    ),
+    "stem.local_linear": Row("stem local-transformer: linear layers", _TRUNCATED_TIMM, ZEROS, _TNT),
+    "stem.local_position": Row("stem local-transformer: `position`", _TRUNCATED_TIMM, None, _TNT),
+    "extra_block.linear": Row(
+        "--extra-block: linear layers", _TRUNCATED_TIMM, ZEROS, "DeiT's code, in which Hyeon-Woo et al. 2023 train",
     ),
     "scaled_relu.alpha": Row(
         "stem activation scaled-relu: `alpha`", ZEROS, None, "Wang et al. 2022, eq. 1, of a new BatchNorm",

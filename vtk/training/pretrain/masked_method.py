@@ -15,6 +15,7 @@ from vtk.errors import UsageError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.initialization.draw import reset, reset_tensor
 from vtk.models.inputs import check_size
+from vtk.training.engine.step_rule import StepRule
 from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.masks import Masks, make_masks
@@ -142,9 +143,12 @@ class MaskedMethod:
         rows, columns = (side * own // pixels for side, own, pixels in zip(spec.size, grid, sides, strict=True))
         self.masks = self._masks((rows, columns), config)
 
-    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+    def transforms(self, augment: Callable[..., Transform], plain: Transform) -> tuple[Transform, Transform]:
         """Return both unchanged."""
-        return augment, plain
+        return augment(), plain
+
+    def step_rule(self, model: nn.Module) -> StepRule | None:
+        """Return None: steps are plain."""
 
     def _masks(self, grid: tuple[int, int], config: PretrainConfig) -> Masks:
         assert config.mask_ratio is not None and config.mask_shape is not None
