@@ -18,6 +18,7 @@ from torch import nn
 
 from vtk.card import ModelSpec
 from vtk.errors import UsageError
+from vtk.models import lvvit as _lvvit  # noqa: F401 - registers LV-ViTs in timm
 from vtk.models.alternet import names as _alternet  # noqa: F401 - registers AlterNets in timm
 
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
