@@ -165,6 +165,6 @@ def test_what_does_not_fit_is_refused_before_any_image(arguments, match):
 def test_stems_of_other_models_are_named_with_their_module():
     with shapes_only():
         model = timm.create_model("xcit_nano_12_p16_224")
-    where = r"a ConvPatchEmbed as its `patch_embed` \(timm.models.xcit\), and --stem replaces that of timm's vit_"
+    where = "a ConvPatchEmbed as its `patch_embed`, and --stem replaces the projection of timm.layers.PatchEmbed"
     with pytest.raises(UsageError, match=where):
         replace_stem(model, stem="conv")

@@ -115,10 +115,13 @@ def refuse_stem(model: nn.Module, embed: Any) -> None:
     if own is None and isinstance(embed, (Stem, VoloStem)):
         raise UsageError(f"{kind} already has the stem {embed.stem}; a stem is replaced once")
     if own is None:
-        where = f"a {type(embed).__name__} as its `patch_embed` ({type(embed).__module__})"
-        what = "no `patch_embed`" if embed is None else where
+        found = type(embed)
+        # classes of other modules of timm have the same name
+        name = f"{found.__module__}.{found.__name__}" if found.__name__ == PatchEmbed.__name__ else found.__name__
+        what = "no `patch_embed`" if embed is None else f"a {name} as its `patch_embed`"
         raise UsageError(
-            f"{kind} has {what}, and --stem replaces that of timm's vit_*, deit_*, beit_*, … and volo_*, lvvit_* only"
+            f"{kind} has {what}, and --stem replaces the projection of timm.layers.PatchEmbed; give a model that has "
+            "one (vit_*, deit_*, beit_*, …), a volo_* or an lvvit_*"
         )
     if own == "conv":
         return
