@@ -96,7 +96,7 @@ class LvVit(VisionTransformer):  # type: ignore[misc]
         return y + 0.5 * self.aux_head(x[:, self.num_prefix_tokens :]).amax(1)
 
     def _new_aux_head(self) -> None:
-        like = self.blocks[0].norm1.weight
+        like = next(self.parameters())
         make = self.use_aux_head and self.num_classes > 0
         self.aux_head = (
             nn.Linear(self.embed_dim, self.num_classes, device=like.device, dtype=like.dtype) if make else None
