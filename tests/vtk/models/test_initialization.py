@@ -20,6 +20,7 @@ from vtk.models.module import create_model
 from vtk.models.stems import ScaledReLU, make_stem
 from vtk.models.stems.shape import StemShape
 from vtk.models.transforms.context_broadcast import ContextBroadcast
+from vtk.models.transforms.extra_block import add_block
 from vtk.models.transforms.squeeze_excite import SqueezeExcite
 from vtk.models.transforms.uniform_heads import uniform_heads
 from vtk.training.pretrain.mae import MaeModel
@@ -71,6 +72,20 @@ def _stems() -> Named:
     }
 
 
+def _local_stem() -> nn.Module:
+    return make_stem("local-transformer", StemShape(3, 64, (64, 64)), depth=2)
+
+
+def _extra() -> nn.Module:
+    model = _vit()
+    add_block(model, kind="msa")
+    return model.blocks[-1]  # type: ignore[index,return-value]
+
+
+def _lvvit(width: int) -> nn.Module:
+    return parallel_models.build("lvvit_small", img_size=32, embed_dim=width, depth=0, num_heads=2, num_classes=40)
+
+
 def _mae() -> nn.Module:
     return MaeModel(_vit(), 192, "tokens", 96, 1)
 
@@ -90,6 +105,11 @@ LAYERS: dict[str, Callable[[], Named]] = {
     "stem.conv": _stems,
     "scaled_relu.alpha": lambda: _of(ScaledReLU(64), "alpha"),
     "scaled_relu.beta": lambda: _of(ScaledReLU(64), "beta"),
+    "stem.local_linear": lambda: _of(_local_stem(), "qkv", "proj", "fc"),
+    "stem.local_position": lambda: _of(_local_stem(), "position"),
+    "extra_block.linear": lambda: _of(_extra(), "qkv", "proj"),
+    "lvvit.aux_head": lambda: _of(_lvvit(192), "aux_head"),
+    "lvvit.cls_token": lambda: _of(_lvvit(3200), "cls_token"),
     "context_broadcast.scale": lambda: _of(ContextBroadcast(64), "scale"),
     "uniform_heads.qkv": lambda: _uniform("qkv"),
     "uniform_heads.proj": lambda: _uniform("proj"),
@@ -126,7 +146,8 @@ _DEFAULTS = ("alternet.conv", "alternet.attention", "alternet.classifier", "cifa
 DEVIATIONS: dict[str, Callable[[Tensor], float]] = {
     **dict.fromkeys(_DEFAULTS, _default),
     **dict.fromkeys(("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear",
-                     "mae.mask_token"), lambda weight: 0.02),
+                     "mae.mask_token", "stem.local_linear", "stem.local_position", "extra_block.linear",
+                     "lvvit.aux_head", "lvvit.cls_token"), lambda weight: 0.02),
     **dict.fromkeys(("beit.linear", "masked.mask_token"), lambda weight: _CUT),
     "mae.linear": _glorot,
 }  # fmt: skip

@@ -114,6 +114,8 @@ TABLE: Mapping[str, Row] = {
     "extra_block.linear": Row(
         "--extra-block: linear layers", _TRUNCATED_TIMM, ZEROS, "DeiT's code, in which Hyeon-Woo et al. 2023 train",
     ),
+    "lvvit.aux_head": Row("lvvit_*: `aux_head`", _TRUNCATED_TIMM, ZEROS, "Jiang et al. 2021's code"),
+    "lvvit.cls_token": Row("lvvit_*: `cls_token`", _TRUNCATED_TIMM, None, "Jiang et al. 2021's code"),
     "scaled_relu.alpha": Row(
         "stem activation scaled-relu: `alpha`", ZEROS, None, "Wang et al. 2022, eq. 1, of a new BatchNorm",
     ),
