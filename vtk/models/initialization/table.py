@@ -105,6 +105,14 @@ TABLE: Mapping[str, Row] = {
         "vit_tiny_patch2_32, vit_tiny_patch2_gap_32: `cls_token`, `pos_embed`", _NORMAL, None,
         "Park and Kim 2022's code", _TRUNCATED_TIMM,
     ),
+    "dino.linear": Row(
+        "vtk pretrain --method dino: linear layers of the projection", _TRUNCATED_TIMM, ZEROS,
+        "code of Caron et al. 2021",
+    ),
+    "dino.prototypes": Row(
+        "vtk pretrain --method dino: `prototypes` before they are normalised", _TORCH, None,
+        "code of Caron et al. 2021 leaves torch's default",
+    ),
     "stem.conv": Row(
         "stems conv, hmlp, levit: convolutions", _TORCH, _TORCH,
         "the codes of VOLO, DeiT and LeViT leave torch's default",
