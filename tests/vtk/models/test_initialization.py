@@ -18,15 +18,19 @@ from vtk.models.alternet.window_attention import AttentionBlock
 from vtk.models.initialization import TABLE, initial_weights
 from vtk.models.module import create_model
 from vtk.models.stems import ScaledReLU, make_stem
+from vtk.models.stems.local_transformer import LocalTransformer
 from vtk.models.stems.shape import StemShape
 from vtk.models.transforms.context_broadcast import ContextBroadcast
+from vtk.models.transforms.extra_block import add_block
 from vtk.models.transforms.squeeze_excite import SqueezeExcite
 from vtk.models.transforms.uniform_heads import uniform_heads
+from vtk.training.pretrain.dino.model import DinoHead
 from vtk.training.pretrain.mae import MaeModel
 from vtk.training.pretrain.masked_method import TokenModel
 from vtk.training.pretrain.supcon import Projected
 
 Named = dict[str, Tensor]
+PATCHES = StemShape(3, 64, (16, 16))
 SMALL: Any = {"channels": (32, 64, 64, 64), "stem_chs": 32, "num_classes": 800}
 
 
@@ -61,8 +65,22 @@ def _uniform(*parts: str) -> Named:
     return {name: value for name, value in found.items() if name.startswith(parts)}
 
 
+def _dino() -> nn.Module:
+    return DinoHead(64, 128, 64, 96, unit=False)
+
+
+def _local() -> LocalTransformer:
+    return LocalTransformer(PATCHES, "gelu", 1)
+
+
+def _extra() -> Named:
+    model = _vit()
+    add_block(model, kind="mlp")
+    return _of(model.blocks[-1], "fc")  # type: ignore[index]
+
+
 def _stems() -> Named:
-    shape = StemShape(3, 64, (16, 16))
+    shape = PATCHES
     return {
         f"{stem}.{i}.{name}": parameter
         for stem in ("conv", "hmlp", "levit", "3conv+3relu+1proj", "hmlp-ln")
@@ -88,6 +106,13 @@ LAYERS: dict[str, Callable[[], Named]] = {
     "cifar_vit.linear": lambda: _of(_cifar_vit(), "attn.", "mlp.", "head.", "proj."),
     "cifar_vit.position": lambda: _of(_cifar_vit(), "pos_embed", "cls_token"),
     "stem.conv": _stems,
+    "stem.local_linear": lambda: _of(make_stem("local-transformer", PATCHES, depth=1), "qkv", "local.proj", "fc"),
+    "stem.local_position": lambda: {f"{i}": _local().position for i in range(8)},
+    "extra_block.linear": _extra,
+    "lvvit.aux_head": lambda: _of(timm.create_model("lvvit_tiny", depth=1, num_classes=100), "aux_head"),
+    "lvvit.cls_token": lambda: _of(timm.create_model("lvvit_tiny", depth=1, embed_dim=2560), "cls_token"),
+    "dino.linear": lambda: _of(_dino(), "mlp."),
+    "dino.prototypes": lambda: _of(_dino(), "prototypes.weight"),
     "scaled_relu.alpha": lambda: _of(ScaledReLU(64), "alpha"),
     "scaled_relu.beta": lambda: _of(ScaledReLU(64), "beta"),
     "context_broadcast.scale": lambda: _of(ContextBroadcast(64), "scale"),
@@ -122,10 +147,12 @@ def _glorot(weight: Tensor) -> float:
 # within ±1 deviation, the variance of a normal distribution is 1 - 2φ(1)/(2Φ(1) - 1): 0.2911
 _CUT = 0.02 * math.sqrt(1 - 2 * 0.24197072451914337 / 0.6826894921370859)
 _DEFAULTS = ("alternet.conv", "alternet.attention", "alternet.classifier", "cifar_vit.linear", "stem.conv",
-             "simmim.linear", "supcon.projection")  # fmt: skip
+             "simmim.linear", "supcon.projection", "dino.prototypes")  # fmt: skip
 DEVIATIONS: dict[str, Callable[[Tensor], float]] = {
     **dict.fromkeys(_DEFAULTS, _default),
     **dict.fromkeys(("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear",
+                     "stem.local_linear", "stem.local_position", "extra_block.linear", "lvvit.aux_head", "lvvit.cls_token",
+                     "dino.linear",
                      "mae.mask_token"), lambda weight: 0.02),
     **dict.fromkeys(("beit.linear", "masked.mask_token"), lambda weight: _CUT),
     "mae.linear": _glorot,
@@ -168,7 +195,7 @@ def _ratios(model: nn.Module) -> Tensor:
         if isinstance(block, AttentionBlock):
             block.register_forward_hook(keep)
     with torch.no_grad():
-        model.train()(torch.randn(8, 3, 32, 32))
+        model.train()(torch.randn(4, 3, 32, 32))
     return torch.stack(found)
 
 
