@@ -148,12 +148,12 @@ def _glorot(weight: Tensor) -> float:
 _CUT = 0.02 * math.sqrt(1 - 2 * 0.24197072451914337 / 0.6826894921370859)
 _DEFAULTS = ("alternet.conv", "alternet.attention", "alternet.classifier", "cifar_vit.linear", "stem.conv",
              "simmim.linear", "supcon.projection", "dino.prototypes")  # fmt: skip
+_SMALL = ("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear", "stem.local_linear",
+          "stem.local_position", "extra_block.linear", "lvvit.aux_head", "lvvit.cls_token", "dino.linear",
+          "mae.mask_token")  # fmt: skip
 DEVIATIONS: dict[str, Callable[[Tensor], float]] = {
     **dict.fromkeys(_DEFAULTS, _default),
-    **dict.fromkeys(("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear",
-                     "stem.local_linear", "stem.local_position", "extra_block.linear", "lvvit.aux_head", "lvvit.cls_token",
-                     "dino.linear",
-                     "mae.mask_token"), lambda weight: 0.02),
+    **dict.fromkeys(_SMALL, lambda weight: 0.02),
     **dict.fromkeys(("beit.linear", "masked.mask_token"), lambda weight: _CUT),
     "mae.linear": _glorot,
 }  # fmt: skip
