@@ -18,7 +18,6 @@ from vtk.models.alternet.window_attention import AttentionBlock
 from vtk.models.initialization import TABLE, initial_weights
 from vtk.models.module import create_model
 from vtk.models.stems import ScaledReLU, make_stem
-from vtk.models.stems.local_transformer import LocalTransformer
 from vtk.models.stems.shape import StemShape
 from vtk.models.transforms.context_broadcast import ContextBroadcast
 from vtk.models.transforms.extra_block import add_block
@@ -30,7 +29,6 @@ from vtk.training.pretrain.masked_method import TokenModel
 from vtk.training.pretrain.supcon import Projected
 
 Named = dict[str, Tensor]
-PATCHES = StemShape(3, 64, (16, 16))
 SMALL: Any = {"channels": (32, 64, 64, 64), "stem_chs": 32, "num_classes": 800}
 
 
@@ -65,28 +63,28 @@ def _uniform(*parts: str) -> Named:
     return {name: value for name, value in found.items() if name.startswith(parts)}
 
 
-def _dino() -> nn.Module:
-    return DinoHead(64, 128, 64, 96, unit=False)
-
-
-def _local() -> LocalTransformer:
-    return LocalTransformer(PATCHES, "gelu", 1)
-
-
-def _extra() -> Named:
-    model = _vit()
-    add_block(model, kind="mlp")
-    return _of(model.blocks[-1], "fc")  # type: ignore[index]
-
-
 def _stems() -> Named:
-    shape = PATCHES
+    shape = StemShape(3, 64, (16, 16))
     return {
         f"{stem}.{i}.{name}": parameter
         for stem in ("conv", "hmlp", "levit", "3conv+3relu+1proj", "hmlp-ln")
         for i, layer in enumerate(m for m in make_stem(stem, shape).modules() if isinstance(m, nn.Conv2d))  # type: ignore[arg-type]
         for name, parameter in layer.named_parameters()
     }
+
+
+def _local_stem() -> nn.Module:
+    return make_stem("local-transformer", StemShape(3, 64, (64, 64)), depth=2)
+
+
+def _extra() -> nn.Module:
+    model = _vit()
+    add_block(model, kind="msa")
+    return model.blocks[-1]  # type: ignore[index,return-value]
+
+
+def _lvvit(width: int) -> nn.Module:
+    return parallel_models.build("lvvit_small", img_size=32, embed_dim=width, depth=0, num_heads=2, num_classes=40)
 
 
 def _mae() -> nn.Module:
@@ -106,15 +104,13 @@ LAYERS: dict[str, Callable[[], Named]] = {
     "cifar_vit.linear": lambda: _of(_cifar_vit(), "attn.", "mlp.", "head.", "proj."),
     "cifar_vit.position": lambda: _of(_cifar_vit(), "pos_embed", "cls_token"),
     "stem.conv": _stems,
-    "stem.local_linear": lambda: _of(make_stem("local-transformer", PATCHES, depth=1), "qkv", "local.proj", "fc"),
-    "stem.local_position": lambda: {f"{i}": _local().position for i in range(8)},
-    "extra_block.linear": _extra,
-    "lvvit.aux_head": lambda: _of(timm.create_model("lvvit_tiny", depth=1, num_classes=100), "aux_head"),
-    "lvvit.cls_token": lambda: _of(timm.create_model("lvvit_tiny", depth=1, embed_dim=2560), "cls_token"),
-    "dino.linear": lambda: _of(_dino(), "mlp."),
-    "dino.prototypes": lambda: _of(_dino(), "prototypes.weight"),
     "scaled_relu.alpha": lambda: _of(ScaledReLU(64), "alpha"),
     "scaled_relu.beta": lambda: _of(ScaledReLU(64), "beta"),
+    "stem.local_linear": lambda: _of(_local_stem(), "qkv", "proj", "fc"),
+    "stem.local_position": lambda: _of(_local_stem(), "position"),
+    "extra_block.linear": lambda: _of(_extra(), "qkv", "proj"),
+    "lvvit.aux_head": lambda: _of(_lvvit(192), "aux_head"),
+    "lvvit.cls_token": lambda: _of(_lvvit(3200), "cls_token"),
     "context_broadcast.scale": lambda: _of(ContextBroadcast(64), "scale"),
     "uniform_heads.qkv": lambda: _uniform("qkv"),
     "uniform_heads.proj": lambda: _uniform("proj"),
@@ -125,6 +121,8 @@ LAYERS: dict[str, Callable[[], Named]] = {
     "beit.linear": lambda: _of(TokenModel(_vit(), 64, "tokens"), "predict"),
     "simmim.linear": lambda: _of(TokenModel(_vit(), 800, "tokens", "simmim.linear"), "predict"),
     "masked.mask_token": lambda: _of(TokenModel(_vit(depth=0, embed_dim=3200), 4, "tokens"), "mask_token"),
+    "dino.linear": lambda: _of(DinoHead(64, 256, 128, 8, unit=True), "mlp"),
+    "dino.prototypes": lambda: _of(DinoHead(8, 8, 128, 512, unit=True), "prototypes.weight"),
     "supcon.projection": lambda: _of(Projected(_vit(num_classes=0), 128), "projection"),
 }  # fmt: skip
 """New layers of each kind, as models build them."""
@@ -148,12 +146,11 @@ def _glorot(weight: Tensor) -> float:
 _CUT = 0.02 * math.sqrt(1 - 2 * 0.24197072451914337 / 0.6826894921370859)
 _DEFAULTS = ("alternet.conv", "alternet.attention", "alternet.classifier", "cifar_vit.linear", "stem.conv",
              "simmim.linear", "supcon.projection", "dino.prototypes")  # fmt: skip
-_SMALL = ("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear", "stem.local_linear",
-          "stem.local_position", "extra_block.linear", "lvvit.aux_head", "lvvit.cls_token", "dino.linear",
-          "mae.mask_token")  # fmt: skip
 DEVIATIONS: dict[str, Callable[[Tensor], float]] = {
     **dict.fromkeys(_DEFAULTS, _default),
-    **dict.fromkeys(_SMALL, lambda weight: 0.02),
+    **dict.fromkeys(("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear",
+                     "mae.mask_token", "stem.local_linear", "stem.local_position", "extra_block.linear",
+                     "lvvit.aux_head", "lvvit.cls_token", "dino.linear"), lambda weight: 0.02),
     **dict.fromkeys(("beit.linear", "masked.mask_token"), lambda weight: _CUT),
     "mae.linear": _glorot,
 }  # fmt: skip
