@@ -261,9 +261,9 @@ def test_features_of_digits_get_better_than_those_of_random_weights(tmp_path, ca
     config = PretrainConfig(
         data=write_digits(tmp_path / "digits"), out=tmp_path / "run", method="dino", model="vit_tiny_patch16_224",
         model_kwargs=("patch_size=4", "depth=2", "embed_dim=48", "num_heads=3", "global_pool=avg"), img_size=16,
-        epochs=10, stop_after=2, batch_size=32, lr=1e-3, weight_decay=0.04, weight_decay_end=0.04, hflip=0.0, dino_colors=False,
-        crop_scale=(0.5, 1.0), local_crops=2, local_scale=(0.3, 0.6), dino_prototypes=256, dino_hidden=128,
-        dino_bottleneck=32, teacher_momentum=0.95, teacher_temp=0.03, workers=0, device="cpu",
+        epochs=10, stop_after=2, batch_size=32, lr=1e-3, weight_decay=0.04, weight_decay_end=0.04, hflip=0.0,
+        dino_colors=False, crop_scale=(0.5, 1.0), local_crops=2, local_scale=(0.3, 0.6), dino_prototypes=256,
+        dino_hidden=128, dino_bottleneck=32, teacher_momentum=0.95, teacher_temp=0.03, workers=0, device="cpu",
     )  # fmt: skip
     rows = pretrain(config).rows
     before = re.search(r"before training k-NN ([\d.]+) %, linear probe ([\d.]+) %", capsys.readouterr().out)
