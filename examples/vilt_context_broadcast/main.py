@@ -1,7 +1,8 @@
 """Visual question answering with Context Broadcasting in ViLT: ``python examples/vilt_context_broadcast/main.py``.
 
 A small ViLT of transformers learns two kinds of questions about drawn pictures. From there it is fine-tuned on four
-kinds: as it is, and with CB_S on the tokens of the image, of the question, and on both (Hyeon-Woo et al. 2023, Table 10).
+kinds: as it is, and with CB_S on the tokens of the image, of the question, and of both (Hyeon-Woo et al. 2023,
+Table 10).
 """
 
 import argparse
@@ -32,8 +33,8 @@ CONFIG = {
 def train(model: nn.Module, data: Questions, out: Path, epochs: int, lr: float, seed: int) -> None:
     """Train all weights in place."""
     config = vtk.FinetuneConfig(
-        data=out, epochs=epochs, lr=lr, head_lr_mult=1.0, weight_decay=0.01, warmup=0.1, schedule="linear", clip_grad=1.0,
-        seed=seed, device="cpu",
+        data=out, epochs=epochs, lr=lr, head_lr_mult=1.0, weight_decay=0.01, warmup=0.1, schedule="linear",
+        clip_grad=1.0, seed=seed, device="cpu",
     )  # fmt: skip
     torch.manual_seed(seed)
     stream = QuestionStream(data, len(ANSWERS), 32, seed)
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     held = questions(400, args.seed + 1)
     torch.manual_seed(args.seed)
     base = ViltForQuestionAnswering(ViltConfig(**CONFIG))
-    train(base, questions(3000, args.seed, ("color", "shape")), out, 3, 1e-3, args.seed)
+    train(base, questions(2500, args.seed, ("color", "shape")), out, 3, 1e-3, args.seed)
     base.save_pretrained(out / "base")
     before = logits(base, held)
     print(f"base: {describe(accuracy(before, held))}")
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
             share = added / sum(p.numel() for p in base.parameters())
             same = torch.equal(logits(model, held), before)
             print(f"{name}: {added} weights more ({share:.2%}); the base's logits with Λ = 0, bit by bit: {same}")
-        train(model, questions(1500, args.seed + 2), out, args.epochs, 7e-4, args.seed)
+        train(model, questions(1200, args.seed + 2), out, args.epochs, 7e-4, args.seed)
         after = logits(model, held)
         model.save_pretrained(out / (tokens or "none"))
         again = type(model).from_pretrained(out / (tokens or "none"))
