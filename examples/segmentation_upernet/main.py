@@ -14,9 +14,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # of `shared`
 sys.path.append(str(Path(__file__).resolve().parents[1] / "segmentation"))  # of `data` and `heads`
 
 from data import CLASSES, SIZE, pairs, write_classes
-from heads import PairStream, mean_iou
+from heads import PairStream
 from model import PixelObjective, Segmenter
-from perturbations import PERTURBATIONS, Normalised, describe
+from perturbations import describe, measure
 from shared import MODEL
 
 import vtk
@@ -51,13 +51,8 @@ def segment(pack: Path, epochs: int, seed: int) -> dict[str, list[float]]:
     )  # fmt: skip
     stream = PairStream(*pairs(360, seed, mean, std), 10, seed)
     fit(model, PixelObjective(), [stream], config, make_precision("fp32", torch.device("cpu")), show_progress=False)
-    images, masks = pairs(100, seed + 1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    judged = Normalised(model, mean, std)
-    scores = {}
-    for name, (perturb, draws) in PERTURBATIONS.items():
-        seen = (perturb(images, torch.Generator().manual_seed(draw)) for draw in range(draws))
-        scores[name] = [mean_iou(judged, pictures, masks, len(CLASSES)) for pictures in seen]
-    return scores
+    pixels, masks = pairs(100, seed + 1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    return measure(model, pixels, masks, len(CLASSES), mean, std)
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, list[float]]]:

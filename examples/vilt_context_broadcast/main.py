@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run the example, and return the accuracy of each fine-tuned model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/vilt"), help="folder for the models")
-    parser.add_argument("--epochs", type=int, default=4, help="of each fine-tuning")
+    parser.add_argument("--epochs", type=int, default=6, help="of each fine-tuning")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     out = args.out
@@ -72,13 +72,16 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
             share = added / sum(p.numel() for p in base.parameters())
             same = torch.equal(logits(model, held), before)
             print(f"{name}: {added} weights more ({share:.2%}); the base's logits with Λ = 0, bit by bit: {same}")
-        train(model, questions(1200, args.seed + 2), out, args.epochs, 7e-4, args.seed)
+        train(model, questions(1200, args.seed + 2), out, args.epochs, 1.5e-3, args.seed)
         after = logits(model, held)
         model.save_pretrained(out / (tokens or "none"))
         again = type(model).from_pretrained(out / (tokens or "none"))
         assert torch.equal(logits(again, held), after), "the files compute something else than the model"
         found = accuracy(after, held)
         print(f"{name}: {describe(found)}")
+        if tokens is not None:
+            sizes = [float(layer.output.cb.scale.abs().mean()) for layer in model.vilt.encoder.layer]
+            print(f"{name}: mean |Λ| from the first layer to the last {', '.join(f'{size:.3f}' for size in sizes)}")
         scores[tokens or "none"] = found["all"]
     print(f"{len(held)} questions about pictures never trained on; no verdict: one seed of a toy")
     return scores

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import ndimage, stats
+from scipy import stats
 from torch import Tensor, nn
 
 from vtk.models.transforms.context_broadcast import ContextBroadcast
@@ -213,25 +213,39 @@ def test_upernet_of_the_example_gives_the_logits_and_the_loss_of_transformers_mo
         assert torch.allclose(model(images), whole.eval()(images).logits, atol=1e-5)
 
 
-def test_perturbed_pictures_are_what_they_are_called() -> None:
-    example = load("segmentation_upernet/perturbations.py")
-    generator = torch.Generator().manual_seed(0)
-    grey = torch.full((4, 3, 64, 64), 0.4)
-    shot = example.shot_noise(grey, generator)
-    assert float(shot.mean()) == pytest.approx(0.4, abs=0.005)
-    assert float(shot.var()) == pytest.approx(0.4 / 60, rel=0.05)  # of a count n ÷ 60: n ÷ 60²
-    for sigma in (5.0, 10.0):
-        assert float(example.gaussian_noise(sigma)(grey, generator).std()) * 255 == pytest.approx(sigma, rel=0.03)
-        assert float(example.gaussian_noise(sigma)(torch.ones(1, 3, 8, 8), generator).max()) == 1
-    images = torch.rand(1, 3, 32, 32, generator=generator)
-    for sigma in (1.0, 2.0):
-        wanted = ndimage.gaussian_filter(images.double().numpy(), (0, 0, sigma, sigma), mode="mirror", truncate=4)
-        assert np.allclose(example.blur(sigma)(images, generator).numpy(), wanted, atol=1e-5)
-    assert {name: draws for name, (_, draws) in example.PERTURBATIONS.items() if draws > 1} == {
-        "shot noise": 5, "Gaussian noise, 5 of 255": 5, "Gaussian noise, 10 of 255": 5
+@pytest.fixture
+def perturbations(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setitem(sys.modules, "heads", load("segmentation/heads.py"))
+    return load("segmentation_upernet/perturbations.py")
+
+
+def test_miou_under_perturbations_is_of_pixels_changed_before_they_are_normalised(perturbations: Any) -> None:
+    seen: list[Tensor] = []
+
+    class Judge(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(images)
+            return torch.stack([images[:, 0], -images[:, 0]], 1)  # class 0 above the mean
+
+    pixels = torch.full((40, 3, 16, 16), 0.4) + 0.4 * (torch.arange(16) < 8)
+    mean, std = (0.5, 0.6, 0.6), (0.5, 0.25, 0.25)
+    scores = perturbations.measure(Judge(), pixels, (pixels[:, 0] < 0.6).long(), 2, mean, std)
+    assert {name: len(values) for name, values in scores.items()} == {
+        "clean": 1, "shot noise": 5, "Gaussian noise, 5 of 255": 5, "Gaussian noise, 10 of 255": 5,
+        "Gaussian blur, 1 px": 1, "Gaussian blur, 2 px": 1,
     }  # fmt: skip
+    assert scores["clean"] == [1.0] and max(scores["shot noise"]) < 1 and len(set(scores["shot noise"])) > 1
+    shown = [images * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1) for images in seen]
+    assert torch.allclose(shown[0], pixels, atol=1e-6)
+    deviations = [float(shown[i][..., 8:].std()) * 255 for i in (1, 6, 11)]
+    assert deviations == pytest.approx([255 * (0.4 / 60) ** 0.5, 5, 10], rel=0.05)  # counts n ÷ 60 vary by n ÷ 60²
+    edges = [float((images[:, :, :, 7] - images[:, :, :, 8]).mean()) for images in (shown[0], *shown[16:])]
+    # neighbours across a step of 0.4 differ by 0.4 times the kernel's middle, about 1 ÷ (σ·√(2π))
+    assert edges == pytest.approx([0.4, 0.4 * 0.399, 0.4 * 0.1995], rel=0.05)
+
+
+def test_an_interval_over_draws_is_students(perturbations: Any) -> None:
     scores = [0.52, 0.5, 0.53, 0.51, 0.5]
     low, high = stats.t.interval(0.95, 4, np.mean(scores), stats.sem(scores))
-    assert example.describe(scores) == f"51.2% ± {50 * (high - low):.2f} points" and example.describe([0.5]) == "50.0%"
-    model = example.Normalised(nn.Identity(), (0.5, 0.5, 0.5), (0.5, 0.25, 0.5))
-    assert torch.allclose(model(torch.ones(1, 3, 1, 1)).flatten(), torch.tensor([1.0, 2.0, 1.0]))
+    assert perturbations.describe(scores) == f"51.2% ± {50 * (high - low):.2f} points"
+    assert perturbations.describe([0.5]) == "50.0%"
