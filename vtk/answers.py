@@ -21,6 +21,7 @@ from vtk.runtime.source import Opening, Source
 
 if TYPE_CHECKING:  # predicting does not need scikit-learn
     from vtk.evaluation.metrics import Metrics
+    from vtk.runtime.corruptions import CorruptionResult
     from vtk.runtime.embedding.embed import EmbedResult
     from vtk.runtime.evaluation import EvalResult
     from vtk.runtime.source import Openable
@@ -29,7 +30,7 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 @overload
-def evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult": ...
+def evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult | CorruptionResult": ...
 @overload
 def evaluate(
     predict: Callable[[Tensor], Tensor],
@@ -72,7 +73,8 @@ def evaluate(*given: Any, **options: Any) -> Any:
     )
 
 
-def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult":
+def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]) -> "EvalResult | CorruptionResult":
+    from vtk.runtime.corruptions import evaluate_corruptions
     from vtk.runtime.evaluation import evaluate_source
 
     with pinned(config.cpus, config.threads) as threads:  # before a library counts the cores
@@ -86,6 +88,8 @@ def _evaluate(source: "Openable", config: EvalConfig, **opening: Unpack[Opening]
             console.say(note)
         opened.require_description("eval")
         with runnable(opened, config.backend) as run:
+            if config.corrupted:
+                return evaluate_corruptions(run, config)
             return evaluate_source(run, config, reference=reference if run is opened else reference or opened)
 
 

@@ -79,8 +79,9 @@ TEXT = {
     ("A", "hmlp"): "`vtk pretrain --method simmim`, then `vtk finetune --train full` from its backbone, on the same "
                    "images.",
     ("B", "broadcast"): "A ViT with and without `--cb` (upper half of the blocks), with average pooling or a "
-                        "class token. Entropy of attention in nats, mean over heads and queries, on held-out images; *deep* is the upper half of the layers. "
-                        "*Forward* is the time of a forward pass with CB divided by that without, measured in turn.",
+                        "class token. Entropy of attention in nats, mean over heads and queries, on held-out images; "
+                        "*deep* is the upper half of the layers. *Forward* is the time of a forward pass with CB "
+                        "divided by that without, measured in turn.",
     ("C", "frequencies"): "*High* is the Δ log amplitude of the highest frequency that the paper plots, in nats, and "
                           "*variance* that over the positions of a map, on {images} held-out images: means over the "
                           "blocks of one ViT with 8×8 patches, of the map before and after each attention or MLP.",

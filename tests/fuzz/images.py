@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tests.fuzz.mutators import flip
-from tests.fuzz.reader import V0_1, Reader, check_line, quietly
+from tests.fuzz.reader import JSON, V0_1, Reader, check_line, quietly
 
 
 def _make_images(folder: Path) -> None:
@@ -85,7 +85,35 @@ def _check_image(image: Any) -> None:
         assert pixels.dtype == np.uint8 and 0 < pixels.size <= 1 << 24
 
 
+def _make_arrays(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.save(folder / "fog.npy", rng.integers(0, 256, (10, 8, 8, 3), dtype=np.uint8))
+    np.save(folder / "labels.npy", rng.integers(0, 10, 10))
+    scores = {"fog": {str(s): {"count": 2, "top1": 0.5, "loss": 1.0} for s in range(1, 6)}}
+    (folder / "corruptions.json").write_text(json.dumps({"source": "m", "corruptions": scores}))
+
+
+def _read_arrays(folder: Path, file: Path) -> None:
+    from vtk.data.loading.array_images import open_images, read_labels
+    from vtk.evaluation.corruption_error import read_baseline, summarize
+
+    def images() -> None:
+        found = open_images(file)
+        assert found.dtype == np.uint8 and found.ndim == 4 and int(np.array(found[-1]).sum()) >= 0
+
+    def labels() -> None:
+        assert int(read_labels(file).min()) >= 0
+
+    def baseline() -> None:
+        found = summarize({"fog": dict.fromkeys("12345", 0.5)}, read_baseline(str(file)))
+        assert all(np.isfinite(value) for value in found.relative.values())
+
+    for read in (baseline,) if file.suffix == ".json" else (images, labels):
+        quietly(read)
+
+
 READERS = {
+    "arrays": Reader(300, _make_arrays, _read_arrays, {".npy": (flip,), ".json": JSON}),
     "images": Reader(
         2000,
         _make_images,

@@ -1,4 +1,4 @@
-"""Every reader of others' files, by name; the shares add up to 21,000.
+"""Every reader of others' files, by name; the shares add up to 21,300.
 
 A reader either raises a `VtkError` or returns what its docstring promises, which is asserted: shapes, and numbers that
 are finite where that is promised.

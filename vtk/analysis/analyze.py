@@ -5,7 +5,7 @@ import dataclasses
 import datetime
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,19 +14,13 @@ import torch
 
 from vtk import __version__, console
 from vtk.analysis.config import AnalyzeConfig
+from vtk.analysis.images import Images, Selection, trained_cards
+from vtk.analysis.protocols import PROTOCOLS, describe, settings_of
 from vtk.analysis.report.page import page
 from vtk.analysis.report.terminal import print_analyses
 from vtk.analysis.result_files import RESULTS, Analysis, file_marks, kept_results, read_analysis, write_files
 from vtk.analysis.run import draw, run_diagnostics
-from vtk.analysis.sources import (
-    Images,
-    choose_images,
-    describe_input,
-    make_context,
-    model_digest,
-    open_models,
-    trained_cards,
-)
+from vtk.analysis.sources import describe_input, make_context, model_digest, open_model, open_models
 from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
 from vtk.nodes import HIDDEN
@@ -177,7 +171,7 @@ def _one(
     source: "Openable", config: AnalyzeConfig, command: str, ranks: Ranks, opening: Opening, parts: Parts
 ) -> Analysis:
     (opened,) = open_models([source], opening)
-    images = choose_images(opened, config, trained_cards([opened]))
+    images = Selection(opened, config, trained_cards([opened]))
     return _analyse(opened, images, config, command, ranks, parts, ("", 0), opened.name)
 
 
@@ -194,7 +188,7 @@ def _pair(
         if i not in sources:
             analyses.append(read_analysis(Path(str(models[i]))))
             continue
-        images = choose_images(sources[i], config, trained)
+        images = Selection(sources[i], config, trained)
         plain = re.sub(r"[^\w.-]", "_", label)
         name = f"{i + 1}-{plain}"
         console.say(f"{label}:")
@@ -216,14 +210,16 @@ def _is_analysis(model: "Openable") -> bool:
 
 
 def _analyse(
-    source: Source, images: Images, config: AnalyzeConfig, command: str, ranks: Ranks, parts: Parts,
+    source: Source, images: Selection, config: AnalyzeConfig, command: str, ranks: Ranks, parts: Parts,
     place: tuple[str, int], label: str,
 ) -> Analysis:  # fmt: skip
-    context = make_context(source, images, config, ranks)
+    names = config.chosen()
+    of = {name: images.of(name) for name in names}
+    model = open_model(source, ranks)
     identity = {
-        "model": model_digest(context.model),
+        "model": model_digest(model),
         "input": describe_input(source),
-        "images": images.digest(),
+        "data": next(iter(of.values())).folder_digest(),
         "device": ranks.device.type,
         "world": ranks.world,
         "vtk": __version__,  # the next version may measure differently
@@ -232,16 +228,48 @@ def _analyse(
         "model": source.card.model.name,
         "source": str(source.path or source.name),
         "data": str(config.data),
-        "images": f"{len(images.samples)} of --split {config.split or 'val'}, drawn with seed {config.seed}",
-        "images digest": identity["images"],
+        "images": f"{_listed(of)}, drawn with seed {config.seed}",
+        "images digest": _digests(of),
         "input": f"{source.card.input.in_chans}×{source.card.input.height}×{source.card.input.width}",
         "device": str(ranks.device),
         "command": command,
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "versions": f"vtk {__version__}, torch {torch.__version__}",
+        **_protocol(config, of),
     }
     parts.identity[place[0]] = identity
     return run_diagnostics(
-        context, config.chosen(), config.out / place[0], label=label, identity=identity, facts=facts, main=ranks.main,
-        work=parts.work(*place),
+        lambda name: make_context(source, of[name], config, ranks, model, name), names, config.out / place[0],
+        label=label, identity=identity, facts=facts, main=ranks.main, work=parts.work(*place),
     )  # fmt: skip
+
+
+def _listed(of: Mapping[str, Images]) -> str:
+    """Return how many images of which kind the diagnostics take."""
+    by_kind: dict[str, list[str]] = {}
+    for name, images in of.items():
+        by_kind.setdefault(f"{len(images.samples)} {images.kind} images", []).append(name)
+    if len(by_kind) == 1:
+        return next(iter(by_kind))
+    return "; ".join(f"{kind} ({', '.join(names)})" for kind, names in by_kind.items())
+
+
+def _digests(of: Mapping[str, Images]) -> Any:
+    """Return the hash of the images, or of each kind of them."""
+    digests = {f"{len(images.samples)} {images.kind}": images.digest() for images in of.values()}
+    return digests if len(digests) > 1 else next(iter(digests.values()))
+
+
+def _protocol(config: AnalyzeConfig, of: Mapping[str, Images]) -> dict[str, Any]:
+    """Return the facts of the protocol, and print them; empty without one."""
+    if config.protocol is None:
+        return {}
+    paper = PROTOCOLS[config.protocol].paper
+    console.say(f"protocol {config.protocol} ({paper})")
+    for name in of:
+        console.say(f"  {describe(config, name)}")
+    settings = {
+        name: {**dataclasses.asdict(settings_of(config, name)), "images": len(images.samples), "kind": images.kind}
+        for name, images in of.items()
+    }
+    return {"protocol": f"{config.protocol} ({paper})", "protocol settings": settings}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.analysis.diagnostic_names import CORRUPTIONS, GROUPS, NAMES
+from vtk.analysis.protocols import PROTOCOLS
 from vtk.errors import UsageError
 from vtk.options import Config, Option, require
 from vtk.options.shared import (
@@ -17,7 +18,6 @@ from vtk.options.shared import (
     Overwrite,
     Pretrained,
     Seed,
-    Split,
     Threads,
     Workers,
 )
@@ -39,39 +39,70 @@ class AnalyzeConfig(Config):
         Option(f"diagnostics or groups of them: all, {', '.join(GROUPS)}", often=True, nonempty=True,
                among=("all", *GROUPS, *NAMES)),
     ] = ("all",)  # fmt: skip
-    split: Split = "val"
+    protocol: Annotated[
+        Literal["park-kim", "chen", "hyeon-woo", "wang"] | None,
+        Option("measure as a paper does: its diagnostics, images, loss and iteration; options override it", often=True),
+    ] = None
+    split: Annotated[
+        Literal["val", "train", "all"] | None,
+        Option("part of the images (default: train for loss, neurons and norms, else val)", "data", often=True),
+    ] = None
     max_images: Annotated[
-        int, Option("maximum number of images, drawn by --seed, the same for all models", "data", often=True, least=1)
-    ] = 512
+        int | None,
+        Option("maximum number of images, drawn by --seed, the same for all models (default: 512)", "data", often=True,
+               least=1),
+    ] = None  # fmt: skip
     batch_size: EvalBatch = 32
-    hessian_images: Annotated[int, Option("hessian, hessian-blocks, ntk: maximum number of images", least=1)] = 64
+    hessian_images: Annotated[
+        int | None, Option("hessian, hessian-blocks, ntk: maximum number of images (default: 64)", least=1)
+    ] = None
     hessian_batch: Annotated[
-        int, Option("hessian: images per mini-batch, each with its own spectrum (Park and Kim 2022: 16)", least=1)
-    ] = 16
-    top: Annotated[int, Option("hessian: eigenvalues per mini-batch (Park and Kim 2022: 5)", least=1)] = 5
+        int | None, Option("hessian: images per mini-batch, each with its own spectrum (default: 16)", least=1)
+    ] = None
+    hessian_method: Annotated[
+        Literal["lanczos", "power"] | None,
+        Option("hessian, hessian-blocks: iteration; power as in the papers (default: lanczos)"),
+    ] = None
+    hessian_iterations: Annotated[
+        int | None, Option("hessian, hessian-blocks: maximum number of iterations (default: 100)", least=1)
+    ] = None
+    hessian_tol: Annotated[
+        float | None, Option("hessian, hessian-blocks: relative tolerance (default: 0.001; 0.01)", above=0)
+    ] = None
+    top: Annotated[int | None, Option("hessian: eigenvalues per mini-batch (default: 5)", least=1)] = None
+    ntk_relu: Annotated[
+        bool | None, Option("ntk: ReLU in place of GELU (Chen et al. 2022), or the model's own (default)")
+    ] = None
+    ntk_init: Annotated[
+        bool | None, Option("ntk: of new random weights (Chen et al. 2022), or of the given ones (default)")
+    ] = None
     grid: Annotated[
-        int,
-        Option("landscape: grid points along each axis, an odd number", least=3, allowed="an odd number, 3 or more"),
-    ] = 11
+        int | None,
+        Option("landscape: grid points along each axis, an odd number (default: 11)", least=3,
+               allowed="an odd number, 3 or more"),
+    ] = None  # fmt: skip
     span: Annotated[float, Option("landscape: extent of each axis, ± this many filter norms", above=0)] = 1.0
     directions: Annotated[
-        Literal["filter", "reference"],
-        Option("landscape: directions normalised per output filter (Li et al. 2018) or per input (Park and Kim 2022)"),
-    ] = "filter"
+        Literal["filter", "reference"] | None,
+        Option("landscape: normalised per output filter (default; Li et al. 2018), or per input (Park and Kim 2022)"),
+    ] = None
     perturb_vectors: Annotated[
-        bool, Option("landscape: also perturb 1-D tensors (biases, norms), scaled as a whole")
-    ] = False
+        bool | None, Option("landscape: also perturb 1-D tensors (biases, norms), scaled as a whole, or not (default)")
+    ] = None
     sigma: Annotated[float, Option("flatness: standard deviation of the noise on the weights", above=0)] = 0.01
     draws: Annotated[
-        int, Option("flatness: number of noise draws, an even number", least=2, allowed="an even number, 2 or more")
-    ] = 20
+        int | None,
+        Option("flatness: number of noise draws, an even number (default: 20)", least=2,
+               allowed="an even number, 2 or more"),
+    ] = None  # fmt: skip
     loss_images: Annotated[
-        Literal["plain", "augmented"],
-        Option("hessian, landscape: images as in evaluation, or augmented as in training"),
-    ] = "plain"
+        Literal["plain", "augmented"] | None,
+        Option("hessian, landscape: images as in evaluation (default), or augmented as in training"),
+    ] = None
     weight_decay: Annotated[
-        float, Option("hessian, flatness, landscape: weight decay whose l2 term is part of the loss", least=0)
-    ] = 0.0
+        float | None,
+        Option("hessian, flatness, landscape: weight decay whose l2 term is in the loss (default: 0)", least=0),
+    ] = None
     lesion_convs: Annotated[
         bool, Option("lesion: remove single spatial convolutions, not whole blocks of them (Park and Kim 2022)")
     ] = False
@@ -82,9 +113,10 @@ class AnalyzeConfig(Config):
         tuple[int, ...], Option("corruptions: severities, from 1 to 5", nonempty=True, least=1, most=5)
     ] = (1, 3, 5)
     epsilons: Annotated[
-        tuple[float, ...],
-        Option("attacks: L∞ radii ε, in 1/255 of the pixel range", nonempty=True, above=0, most=255),
-    ] = (0.5, 1.0, 2.0, 4.0)
+        tuple[float, ...] | None,
+        Option("attacks: L∞ radii ε, in 1/255 of the pixel range (default: 0.5,1,2,4)", nonempty=True, above=0,
+               most=255),
+    ] = None  # fmt: skip
     overlay_images: Annotated[int, Option("overlays, rollout: number of images to draw", least=1)] = 8
     device: Device = "auto"
     threads: Threads = None
@@ -101,14 +133,15 @@ class AnalyzeConfig(Config):
 
     def check(self) -> None:
         """Refuse options that contradict each other."""
-        require(self.grid % 2 == 1, "grid", self.grid, "an odd number, 3 or more: the model is in the middle")
-        require(self.draws % 2 == 0, "draws", self.draws, "an even number, 2 or more: noise comes in pairs")
+        require((self.grid or 3) % 2 == 1, "grid", self.grid, "an odd number, 3 or more: the model is in the middle")
+        require((self.draws or 2) % 2 == 0, "draws", self.draws, "an even number, 2 or more: noise comes in pairs")
         if self.resume and self.overwrite:
             raise UsageError("`--resume` continues and `--overwrite` starts again; give one of them")
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the diagnostics that ``what`` selects, each once, in the order of the report."""
-        known = {"all": NAMES, **GROUPS, **{name: (name,) for name in NAMES}}
+        """Return the diagnostics that ``what`` selects, each once, in the report's order; ``all`` is the protocol's."""
+        every = NAMES if self.protocol is None else tuple(PROTOCOLS[self.protocol].settings)
+        known = {"all": every, **GROUPS, **{name: (name,) for name in NAMES}}
         wanted = {one for name in self.what for one in known[name]}
         return tuple(name for name in NAMES if name in wanted)
 

@@ -15,6 +15,7 @@ from vtk.marks import page as page_mark
 
 SCHEMA = 1
 RESULTS = "results"
+_OWN = ("options", "images")  # parts of a result's identity that differ by diagnostic
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ def write_files(analysis: Analysis, folder: Path, places: Sequence[Path]) -> Non
 
 
 def kept_results(folder: Path, identity: Mapping[str, Any]) -> list[str]:
-    """Return the results in a folder of the same model, images and machine, whatever their options."""
+    """Return the results in a folder of the same model, folder of images and machine, whatever their options."""
     names = []
     for file in sorted((folder / RESULTS).glob("*.json")):
         try:
             of = read_json(file).get("identity", {})
         except (DataError, AttributeError):
             continue
-        if isinstance(of, dict) and {k: v for k, v in of.items() if k != "options"} == dict(identity):
+        if isinstance(of, dict) and {k: v for k, v in of.items() if k not in _OWN} == dict(identity):
             names.append(f"{RESULTS}/{file.name}")
     return names
 

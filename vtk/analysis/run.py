@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ import psutil
 from vtk import console
 from vtk.analysis.diagnostics import NAMES, diagnostic
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Run
+from vtk.analysis.protocols import OPTIONS, TRAINING
 from vtk.analysis.result_files import RESULTS, Analysis, earlier_result, finite
 from vtk.errors import UsageError
 from vtk.formats import write_json
 
-_COMMON = ("seed", "batch_size")
+_COMMON = ("seed", "batch_size", "split")
 
 
 def run_diagnostics(
-    context: Context,
+    context_of: Callable[[str], Context],
     names: Sequence[str],
     out: Path,
     *,
@@ -33,11 +34,11 @@ def run_diagnostics(
     """Run diagnostics; write ``out/results/NAME.json`` after each and ``out/analysis.json`` at the end.
 
     Args:
-        context: model and images.
+        context_of: from a diagnostic's name to the model and the images that it takes.
         names: of diagnostics, in order.
         out: folder of the report; results in it with the same ``identity`` are reused.
         label: the model's name.
-        identity: what the results depend on beside the options, as JSON values: model, images, device.
+        identity: what the results depend on beside options and images, as JSON values: model, device.
         facts: for the report.
         main: whether this process writes; others measure with it.
         work: folder that gets ``NAME.json`` in place of ``out``, where `write_files` makes files of a report of them
@@ -52,8 +53,9 @@ def run_diagnostics(
     peak = 0
     for number, name in enumerate(names, start=1):
         one = diagnostic(name)
-        options[name] = {o: plain(getattr(context.config, o)) for o in (*_COMMON, *one.options)}
-        of = {**identity, "options": options[name]}
+        context = context_of(name)
+        options[name] = {o: plain(_option(context, o)) for o in (*_COMMON, *one.options)}
+        of = {**identity, "images": context.digest, "options": options[name]}
         file = folder / f"{name}.json"
         kept = earlier_result(file, of)
         if "result" not in kept and folder != out / RESULTS:
@@ -93,6 +95,8 @@ def _measured(
             write_json(file, {"identity": dict(identity), "partial": {"values": finite(partial), "seconds": spent}})
 
     result = finite(one.measure(replace(context, saved=values, save=save)))
+    if one.name in TRAINING:
+        result["measurement"] = context.measurement()
     kept = {
         "result": result,
         "seconds": before + time.monotonic() - begun,
@@ -109,6 +113,11 @@ def _unmet(one: Diagnostic, context: Context) -> str | None:
     if "one-label" in one.needs and context.multi_label:
         return "it needs one label per image, and this model predicts several"
     return None
+
+
+def _option(context: Context, name: str) -> Any:
+    """Return an option as the diagnostic uses it."""
+    return getattr(context.settings if name in OPTIONS else context.config, name)
 
 
 def plain(value: Any) -> Any:

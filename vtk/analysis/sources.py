@@ -1,8 +1,8 @@
-"""Models and images of an analysis: a model on its device, and the same images for every compared model."""
+"""Models of an analysis, opened on their device, with their images as batches."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,19 +13,17 @@ from torch import Tensor, nn
 from vtk import console
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics.base import Batches, Context
+from vtk.analysis.images import Images
 from vtk.analysis.probes.share import Share
 from vtk.card import Card
-from vtk.data.audit.result import DataAudit, Sample
 from vtk.data.cpus import usable_cpus
 from vtk.data.decoding.decode import pixel_limit
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.data.loading.samplers import mix
 from vtk.data.loading.train_pipeline import train_transform
-from vtk.data.record import read_record, sort_images
 from vtk.errors import UsageError
-from vtk.runtime.data_parts import recorded_division
-from vtk.runtime.images import find_images
+from vtk.packs.load import build_from_card
 from vtk.runtime.opening import open_source
 from vtk.runtime.source import MODELS, Opening, Source
 from vtk.training.engine.processes import Ranks
@@ -66,94 +64,16 @@ def open_models(models: "Sequence[Openable]", opening: Opening) -> list[Source]:
     return sources
 
 
-@dataclass(frozen=True)
-class Images:
-    """The selected images of a model.
-
-    Attributes:
-        samples: files with labels, in order.
-        classes: names of the labels; None if they are not the model's outputs.
-        audit: of the folder.
-    """
-
-    samples: tuple[Sample, ...]
-    classes: tuple[str, ...] | None
-    audit: DataAudit
-
-    def digest(self) -> str:
-        """Return a hash of the images: names, labels and contents of the files."""
-        digest = hashlib.sha256()
-        for path, label in self.samples:
-            digest.update(
-                f"{path.name}\0{label}\0{self.audit.digests.get(path, '')}\n".encode(errors="surrogateescape")
-            )
-        return digest.hexdigest()
+def open_model(source: Source, ranks: Ranks) -> nn.Module:
+    """Return a source's model in fp32 on this process's device, in eval mode."""
+    return source.model().float().to(ranks.device).eval()
 
 
-def choose_images(source: Source, config: AnalyzeConfig, trained: Sequence[Card] = ()) -> Images:
-    """Select the images of a model, by the seed.
-
-    Args:
-        source: the model.
-        config: folder, split, maximum number and seed.
-        trained: cards of the models that are analysed (`trained_cards`). The first defines the held-out images; those
-            that another model was trained on are left out.
-
-    Raises:
-        DataError: there are none, or the folder's classes are not the model's.
-    """
-    if config.data is None:
-        raise UsageError("no images were given; give a folder with --data")
-    audit, part = find_images(source, config.data, config.split or "val", trained[0] if trained else None)
-    samples = part.samples if config.split in ("train", "all") else _unseen(trained[1:], audit, part.samples)
-    order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(config.seed)).tolist()
-    chosen = tuple(samples[i] for i in order[: config.max_images])
-    return Images(chosen, _classes(source, audit), audit)
-
-
-def _classes(source: Source, audit: DataAudit) -> tuple[str, ...] | None:
-    if source.described:
-        return source.card.classes
-    outputs = len(source.card.classes)
-    if outputs != len(audit.classes):
-        console.warn(
-            f"{source.name} has {outputs} outputs without class names, the folder has {len(audit.classes)} classes: "
-            "diagnostics that need labels are skipped; fine-tune first, or give --num-classes for a random head"
-        )
-        return None
-    if source.random_classifier:
-        console.warn(f"{source.name} has a random classifier: its accuracy and loss are at chance level")
-    else:
-        console.say(f"the sorted classes of the folder are assigned to the {outputs} outputs of {source.name} in order")
-    return tuple(audit.classes)
-
-
-def trained_cards(sources: Sequence[Source]) -> tuple[Card, ...]:
-    """Return the cards that record the training images of their runs."""
-    cards = tuple(source.card for source in sources if source.card.data.get("images") or recorded_division(source.card))
-    divisions = [division for card in cards if (division := recorded_division(card))]
-    if any(division != divisions[0] for division in divisions):
-        console.warn("the models were trained with different held-out images; those of the first are used for both")
-    return cards
-
-
-def _unseen(cards: Sequence[Card], audit: DataAudit, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Leave out the images that one of these models was trained on."""
-    for card in cards:
-        record = read_record(card.data)
-        trained = sort_images(record, audit, samples).trained if record is not None else ()
-        seen = {sample.path for sample in trained}
-        if len(seen) == len(samples):
-            console.warn("the other model was trained on all of these images")
-        elif seen:
-            console.say(f"left out: {len(seen)} images that the other model was trained on")
-            samples = tuple(sample for sample in samples if sample.path not in seen)
-    return samples
-
-
-def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: Ranks) -> Context:
-    """Load a model and prepare its images."""
-    model: nn.Module = source.model().float().to(ranks.device).eval()
+def make_context(
+    source: Source, images: Images, config: AnalyzeConfig, ranks: Ranks, model: nn.Module | None = None, name: str = ""
+) -> Context:
+    """Prepare a model, loaded if it is not given, and the images of the diagnostic ``name``."""
+    model = open_model(source, ranks) if model is None else model
     spec, limit = source.card.input, pixel_limit(source.card)
     few = len(images.samples) <= _FEW
     workers = (0 if few else min(usable_cpus(), 8)) if config.workers is None else config.workers
@@ -189,7 +109,15 @@ def make_context(source: Source, images: Images, config: AnalyzeConfig, ranks: R
         count=len(images.samples),
         show_progress=ranks.main,
         share=Share(ranks.rank, ranks.world, ranks.sum),
+        name=name,
+        images_kind=images.kind,
+        digest=images.digest(),
+        fresh=None if source.held is not None or source.features else partial(_fresh, source.card, config.seed),
     )
+
+
+def _fresh(card: Card, seed: int) -> nn.Module:
+    return build_from_card(card, pretrained=False, seed=seed).model
 
 
 def _augment(in_chans: int) -> str | None:

@@ -72,7 +72,7 @@ def tune(
     """
     spec = card.input
     options: dict[str, Any] = {
-        "model_kwargs": tuple(f"{k}={json.dumps(v)}" for k, v in card.model.kwargs.items()),
+        "model_kwargs": tuple(f"{k}={json.dumps(v)}" for k, v in card.model.kwargs.items() if v is not None),
         "branches": next((t.args["branches"] for t in card.transforms if t.op == "parallelize"), 1),
         "interpolation": spec.interpolation, "seed": config.seed, **split,
     }  # fmt: skip

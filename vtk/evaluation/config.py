@@ -61,12 +61,32 @@ class EvalConfig(RunOptions):
     workers: Workers = None
     threshold: AutoThreshold = None
     risk: Risk = None
+    restrict: Annotated[bool, Option("choose among the classes of DATA, as ImageNet-A and -R do", "data")] = False
+    corrupted: Annotated[
+        bool, Option("DATA is ImageNet-C's CORRUPTION/SEVERITY/CLASS folders, or CIFAR-C's .npy files", "data")
+    ] = False
+    baseline: Annotated[
+        str | None,
+        Option("--corrupted: alexnet, or another model's corruptions.json, to divide its errors by", "data",
+               nonempty=True),
+    ] = None  # fmt: skip
     out: MaybeOut = None
     overwrite: Overwrite = False
 
     def check(self) -> None:
-        """Refuse a risk without ``--threshold auto``."""
+        """Refuse a risk without ``--threshold auto``, and what does not go with corrupted images."""
         check_risk(self.threshold, self.risk)
+        if not self.corrupted:
+            if self.baseline is not None:
+                raise UsageError("`--baseline` is for --corrupted, which was not given; add it, or leave it out")
+            return
+        if self.split == "train":
+            raise UsageError("`--split train`: --corrupted evaluates a whole test set; leave it out")
+        for name in ("reference", "threshold"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"`--{name}` is not for --corrupted; leave one of them out")
+        if self.precision == "fp8":
+            raise UsageError("`--precision fp8` is calibrated on images that --corrupted lacks; give another")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,27 @@ from vtk.options.yaml_text import parse_yaml
 
 
 def parse_model_kwargs(items: Sequence[str]) -> dict[str, Any]:
-    """Return timm's arguments of a model, by `parse_pairs`."""
-    return parse_pairs("--model-kwargs", items, OWN_ARGUMENTS, "depth=4")
+    """Return timm's arguments of a model, by `parse_pairs`.
+
+    Raises:
+        UsageError: see `parse_pairs`, or a value of None.
+    """
+    found = parse_pairs("--model-kwargs", items, OWN_ARGUMENTS, "depth=4")
+    # YAML's word is null; None is a text there
+    refuse_none("--model-kwargs", {k: None if v == "None" else v for k, v in found.items()})
+    return found
+
+
+def refuse_none(flag: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments that are None: timm leaves them out, and a model keeps its own value.
+
+    Raises:
+        UsageError: names the argument.
+    """
+    name = next((name for name, value in kwargs.items() if value is None), None)
+    if name is not None:
+        how = "give init_values=0 for no LayerScale" if name == "init_values" else "give a value, or leave it out"
+        raise UsageError(f"`{flag}` {name}=None: timm ignores None, so the model would keep its own {name}; {how}")
 
 
 def parse_pairs(flag: str, items: Sequence[str], owned: Mapping[str, str], example: str) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from vtk.models import parallel_models as parallel
 from vtk.models.alternet.window_attention import windows_fault
 from vtk.models.initialization.draw import initial_weights
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
-from vtk.models.positions import RELATIVE, fit_position, fit_relative
+from vtk.models.positions import RELATIVE, describe_resampling, fit_position, fit_relative
+from vtk.models.stems.own import without_own_stem
 from vtk.models.task_parameters import head_names, position_names
 from vtk.models.transform_order import describe_changes, order_changes, unchanged
 from vtk.models.transforms.registry import apply_transforms
@@ -119,6 +120,7 @@ def build_model(
             base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes, classes)
+    transforms = without_own_stem(model, transforms)
     before, after = order_changes(base, transforms, in_chans)
     # as in `_build`: a new stem depends only on the seed
     with torch.random.fork_rng(devices=[]), initial_weights(init):
@@ -151,6 +153,7 @@ def check_transforms(
         UsageError: unknown name, a transform that the model does not support, or an unsupported image size.
     """
     model = blank_model(name, kwargs)
+    transforms = without_own_stem(model, transforms)
     if transforms:
         model = copy.deepcopy(model)
         apply_transforms(model, transforms, {key: key for key in model.state_dict()})
@@ -207,7 +210,7 @@ def _load(
             if key in parameters:
                 value = fit_position(key, value, model, grid=base.grid, size=base.size, name=name)
             if not torch.equal(value, source):
-                notes.append(_resampled(key, source, value))
+                notes.append(describe_resampling(key, source, value, model, base.grid, base.size))
         elif key.endswith(f".{RELATIVE}"):
             value = fit_relative(key, value, model, base.grid)
         elif value.shape != target.shape and key.endswith("patch_embed.proj.weight") and value.ndim == 4:
@@ -235,10 +238,3 @@ def _load(
         notes.append(f"new classifier `{missing[0]}` for {new} classes ({what})")
     model.load_state_dict(filled, strict=False)
     return key_map
-
-
-def _resampled(key: str, old: Tensor, new: Tensor) -> str:
-    what = "position table" if key == "pos_embed" else f"position table `{key}`"
-    if old.ndim == 3:
-        return f"{what} resampled from {old.shape[1]} to {new.shape[1]} tokens"
-    return f"{what} resampled from {tuple(old.shape[1:])} to {tuple(new.shape[1:])}"

@@ -13,6 +13,7 @@ from vtk.card import MIN_CROP, InputSpec
 from vtk.errors import UsageError, VtkError
 from vtk.models import parallel_models as parallel
 from vtk.models.meta_model import shapes_only
+from vtk.models.stems.own import own_stem, shape_of
 from vtk.models.structure import unusual_part
 from vtk.models.valid_sizes import refuse_size, valid_sizes
 
@@ -121,6 +122,8 @@ def _stride(model: nn.Module) -> int | tuple[int, int]:
 
 def _patch(embed: nn.Module) -> int | tuple[int, int]:
     """Return the stride of patches: those of PVT overlap, so that its ``patch_size`` is larger."""
+    if own_stem(embed) == "conv":  # VOLO: its projection is behind a convolution of stride 2
+        return shape_of(embed).patch
     conv = getattr(embed, "proj", None)
     return conv.stride if isinstance(conv, nn.Conv2d) else getattr(embed, "patch_size", 1)  # type: ignore[return-value]
 

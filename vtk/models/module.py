@@ -10,6 +10,7 @@ from torch import nn
 
 from vtk.card import InitName, InputSpec, Transform
 from vtk.errors import UsageError
+from vtk.models.arguments import refuse_none
 from vtk.models.create import Created, build_model
 from vtk.models.inputs import Size
 from vtk.models.weights.base import Base
@@ -88,7 +89,7 @@ def create_model(
         The model: fp32, on the CPU, in train mode; (B, in_chans, height, width) to logits (B, num_classes).
 
     Raises:
-        UsageError: unknown name, unsupported size or arguments.
+        UsageError: unknown name, unsupported size or arguments, or an argument that is None.
         DataError: unreadable weights, or weights that do not fit.
     """
     if init not in get_args(InitName):
@@ -97,6 +98,7 @@ def create_model(
         raise UsageError(
             f"`num_classes` is {num_classes!r:.80}; allowed is a whole number, 0 for a model without classifier"
         )
+    refuse_none("kwargs", kwargs or {})
     created = build_model(
         name, num_classes=num_classes, img_size=img_size, in_chans=in_chans,
         weights=None if weights is None else Path(weights), pretrained=pretrained, seed=seed, transforms=transforms,

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import timm
+from timm.layers import LayerScale
 from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrained_cfg, register_model
 from timm.models.vision_transformer import Block, ParallelThingsBlock, VisionTransformer, checkpoint_filter_fn
 from torch import nn
@@ -19,6 +20,7 @@ from torch import nn
 from vtk.card import ModelSpec
 from vtk.errors import UsageError
 from vtk.models.alternet import names as _alternet  # noqa: F401 - registers AlterNets in timm
+from vtk.models.initialization.draw import reset_tensor
 
 SIZES = {"tiny": (192, 3), "small": (384, 6), "base": (768, 12), "large": (1024, 16)}
 """Width and heads by size, as in timm's ``vit_*_patch16_224``."""
@@ -27,7 +29,7 @@ SHAPES = ((6, 2), (12, 2), (12, 3), (9, 4))
 """(blocks, branches) registered in timm when this module is imported."""
 
 INIT_VALUES = 1e-5
-"""LayerScale's initial value, as in timm's 18x2 and 36x1."""
+"""Argument of timm's 18x2 and 36x1; `build` draws LayerScale by the table of `vtk.models.initialization`."""
 
 MOST = 256
 """Most residual pairs (blocks × branches) of a name; the paper's largest model has 60."""
@@ -73,9 +75,17 @@ def is_ours(name: str) -> bool:
 
 
 def build(name: str, **kwargs: Any) -> nn.Module:
-    """Return ``timm.create_model(name, **kwargs)``, parallel models of any shape included."""
+    """Return ``timm.create_model(name, **kwargs)``, parallel models of any shape included.
+
+    LayerScale of a parallel model starts from the DeiT code's value, unless ``init_values`` is given.
+    """
     register(name)
-    return timm.create_model(name, **kwargs)
+    model = timm.create_model(name, **kwargs)
+    if parse(name) is not None and "init_values" not in kwargs and not kwargs.get("pretrained"):
+        for module in model.modules():
+            if isinstance(module, LayerScale):
+                reset_tensor(module.gamma, "parallel.layer_scale")
+    return model
 
 
 def parallel_spec(spec: ModelSpec, depth: int, branches: int) -> ModelSpec | None:

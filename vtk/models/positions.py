@@ -73,6 +73,21 @@ def fit_relative(key: str, table: Tensor, model: nn.Module, grid: Size | None = 
     return resize_rel_pos_bias_table(table, window, tuple(own.shape), before)  # type: ignore[no-any-return]
 
 
+def describe_resampling(
+    key: str, old: Tensor, new: Tensor, model: nn.Module, grid: Size | None = None, size: Size | None = None
+) -> str:
+    """Return one line on a table that `fit_position` resampled from ``old`` to ``new``; other arguments as there."""
+    what = "position table" if key == "pos_embed" else f"position table `{key}`"
+    if old.ndim != 3:
+        return f"{what} resampled from {tuple(old.shape[1:])} to {tuple(new.shape[1:])}"
+    if old.shape[1] != new.shape[1]:
+        return f"{what} resampled from {old.shape[1]} to {new.shape[1]} tokens"
+    after = table_grid(key, model)  # another grid of as many tokens
+    assert after is not None
+    before = stored_grid(math.prod(after), grid, size)
+    return f"{what} resampled from {before[0]}×{before[1]} to {after[0]}×{after[1]} patches"
+
+
 def stored_grid(patches: int, grid: Size | None, size: Size | None) -> Size:
     """Return height and width of a stored grid of ``patches``.
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vtk.card import Transform
 from vtk.errors import DataError
+from vtk.models.stems.own import VoloStem
 from vtk.models.weights.base import Base
 
 Transforms = tuple[Transform, ...]
@@ -70,7 +71,8 @@ def describe_changes(
     notes = [f"{base.file} was made with `{t.op}` {t.args}, and so is this model" for t in brought]
     stem = next((t.args["stem"] for t in after if t.op == _STEM), None)
     if stem is not None and not base.ref.source.startswith("random:"):
-        kept = "patch_embed.proj.proj." if stem.startswith("1proj") else None
+        own = stem.startswith("1proj") and not isinstance(model.patch_embed, VoloStem)
+        kept = "patch_embed.proj.proj." if own else None
         new = [
             p.numel()
             for name, p in model.named_parameters()

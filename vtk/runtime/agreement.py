@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig
+from vtk.evaluation.restriction import Restriction
 from vtk.runtime.backends.base import Backend, load_backend, predictor
 from vtk.runtime.run_conditions import Conditions, choose_conditions
 from vtk.runtime.source import Source
@@ -18,15 +19,18 @@ _FILES = {"onnx": "an ONNX file", "openvino": "an OpenVINO model"}
 class Agreement:
     """Counts images for which a second model has the same most likely class."""
 
-    def __init__(self, backend: Backend, name: str) -> None:
-        self.backend, self.name = backend, name
+    def __init__(self, backend: Backend, name: str, restriction: Restriction | None = None) -> None:
+        self.backend, self.name, self.restriction = backend, name, restriction
         self.same = self.count = 0
 
     @classmethod
     def of(
-        cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig
-    ) -> "Agreement | None":
+        cls, source: Source, reference: Source | None, conditions: Conditions, config: EvalConfig,
+        restriction: Restriction | None = None,
+    ) -> "Agreement | None":  # fmt: skip
         """Return a comparison of ``source`` with its reference, or with itself as it was trained; or None.
+
+        Under a restriction both choose among its classes.
 
         Raises:
             UsageError: the reference is an ONNX file, or has other classes or preprocessing.
@@ -49,7 +53,7 @@ class Agreement:
                 f"`--reference` {judge.name} has another preprocessing than {source.name}; give its own pack"
             )
         backend = load_backend(ways.backend, judge, device=ways.device, dtype=ways.precision, threads=config.threads)
-        return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})")
+        return cls(backend, f"{judge.name} ({ways.backend}, {ways.precision}, {backend.device})", restriction)
 
     @property
     def fraction(self) -> float:
@@ -59,6 +63,8 @@ class Agreement:
     def watch(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """Return ``predict`` with the comparison at each call."""
         other = predictor(self.backend)
+        if self.restriction is not None:
+            other = self.restriction.wrap(other)
 
         def both(images: Tensor) -> Tensor:
             logits = predict(images)

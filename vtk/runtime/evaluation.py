@@ -13,12 +13,14 @@ from vtk.data.cpus import usable_cpus
 from vtk.data.decoding.decode import pixel_limit
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
+from vtk.errors import UsageError
 from vtk.evaluation import choice
 from vtk.evaluation.abstained import Abstained, AnswerCounter
 from vtk.evaluation.abstention import with_threshold
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.metrics import Metrics, evaluate
 from vtk.evaluation.multilabel import MultiLabelMetrics, evaluate_labels
+from vtk.evaluation.restriction import Restriction
 from vtk.evaluation.result_files import PER_CLASS, per_class_csv
 from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
@@ -60,6 +62,7 @@ class EvalResult:
             is reproduced exactly.
         left_out: reason to number of images that were not evaluated, for instance ``trained on``.
         abstained: answers above and below the threshold of ``--threshold auto``; None without it.
+        restricted: number of classes to choose from, with ``--restrict``; None without it.
     """
 
     metrics: Metrics | MultiLabelMetrics
@@ -76,6 +79,7 @@ class EvalResult:
     same_conditions: bool
     left_out: dict[str, int] = field(default_factory=dict)
     abstained: Abstained | None = None
+    restricted: int | None = None
 
     @property
     def multi_label(self) -> bool:
@@ -90,6 +94,8 @@ class EvalResult:
         result[f"training_{choice.default(self.multi_label)}"] = self.training
         if self.abstained is not None:
             result["abstained"] = self.abstained.to_dict()
+        if self.restricted is not None:
+            result["restricted"] = self.restricted
         if outside := self.audit.values.get("outside"):
             result["outside_value_range"] = list(outside)
         result["skipped"] = [{"path": str(bad.path), "reason": bad.reason} for bad in self.audit.bad]
@@ -143,13 +149,16 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
             **fp8_images(source, conditions.precision, config.data),
         )  # fmt: skip
         stack.callback(backend.close)
-        judge = Agreement.of(source, reference, conditions, config)
+        restriction = _restriction(source, config, [sample.label for sample in audit.samples])
+        judge = Agreement.of(source, reference, conditions, config, restriction)
         if judge is not None:
             stack.callback(judge.backend.close)
-        predict = judge.watch(predictor(backend)) if judge else predictor(backend)
+        predict = predictor(backend) if restriction is None else restriction.wrap(predictor(backend))
+        predict = judge.watch(predict) if judge else predict
         one = evaluate if counter is None else partial(evaluate, keep=counter.keep)
         score = evaluate_labels if source.card.multi_label else one
         metrics = score(predict, loader, source.card.classes, device=backend.device)
+    narrow = restriction is not None and restriction.count < len(source.card.classes)
     result = EvalResult(
         metrics=metrics,
         audit=audit,
@@ -161,13 +170,23 @@ def _evaluate(source: Source, config: EvalConfig, reference: Source | None) -> E
         batch_size=1 if getattr(backend, "apart", False) else conditions.batch_size,
         agreement=judge.fraction if judge else None,
         reference=judge.name if judge else None,
-        training=source.card.metrics.get(choice.default(source.card.multi_label)) if part.same else None,
+        # a choice among fewer classes is easier than the run's
+        training=source.card.metrics.get(choice.default(source.card.multi_label)) if part.same and not narrow else None,
         same_conditions=conditions.same,
         left_out=dict(part.left_out),
         abstained=None if counter is None else counter.result(),
+        restricted=None if restriction is None else restriction.count,
     )
     _print(result, source.facts, source.card.pack)
     return result
+
+
+def _restriction(source: Source, config: EvalConfig, labels: list[int]) -> Restriction | None:
+    if not config.restrict:
+        return None
+    if source.card.multi_label:
+        raise UsageError(f"`--restrict` is for models with one label per image, and {source.name} is multi-label")
+    return Restriction(labels, len(source.card.classes))
 
 
 def _print(result: EvalResult, facts: Facts, pack: Mapping[str, Any]) -> None:
@@ -182,6 +201,8 @@ def _print(result: EvalResult, facts: Facts, pack: Mapping[str, Any]) -> None:
         f"{images} ({result.split}), {result.backend} on {result.provider}, {precision}, "
         f"batch {result.batch_size}{skipped}"
     )
+    if result.restricted is not None:
+        console.say(f"chosen among {result.restricted} of {len(result.metrics.classes)} classes (--restrict)")
     if result.agreement is not None:
         line = f"most likely class as in {result.reference}: {console.percent(result.agreement, 2)} of the images"
         if exact and fp32_file and result.agreement < _LEAST_AGREEMENT:

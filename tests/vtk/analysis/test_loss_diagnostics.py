@@ -97,15 +97,20 @@ def test_losses_without_a_value_are_told_and_drawn(results):
     one = diagnostic("landscape")
     assert any("At 1 of 9 points the loss is not finite" in text for text in one.read(broken))
     lost = {**broken, "losses": [[None] * 3] * 3, "centre": None}
-    assert one.read(lost) == ["The loss is not finite at the model's own weights."] and one.numbers(lost) == {}
+    assert one.read(lost)[0] == "The loss is not finite at the model's own weights." and one.numbers(lost) == {}
     for picture in one.draw([Run("a", lost), Run("b", broken)]):
         picture.figure.canvas.draw()
+
+
+TRAINING = {
+    "images": "training", "loss": "cross-entropy", "loss_images": "plain", "weight_decay": 0.0, "protocol": None,
+}  # fmt: skip
 
 
 def curvature(upwards, extreme=None):
     """A result of hessian-blocks: λ_max of each group, and its eigenvalue of largest magnitude."""
     return {
-        "lambda_max": upwards, "values": {name: [value] for name, value in upwards.items()},
+        "measurement": TRAINING, "lambda_max": upwards, "values": {name: [value] for name, value in upwards.items()},
         "lambda_largest_magnitude": extreme or upwards, "converged": dict.fromkeys(upwards, True), "products": 9,
         "images": 4,
     }  # fmt: skip
@@ -119,10 +124,11 @@ def test_a_negative_outlier_neither_hides_nor_counts_as_sharpness():
     assert "--sam" not in " ".join(blocks.read(flat))
     for result, upwards in ((sharp, 190.0), (flat, 9.0)):  # the rows that are compared
         assert blocks.numbers(result) == {
-            "λ_max of whole, loss / weight²": upwards, "λ of largest magnitude of whole, with its sign": -400.0,
-        }  # fmt: skip
+            "λ_max of whole, training images": upwards,
+            "λ of largest magnitude, with its sign, training images": -400.0,
+        }
     spectrum = {"values": [[-400.0]], "converged": 1.0, "images": 4, "negative_share": 1.0, "positive_mean": None}
-    assert "--sam" in " ".join(hessian.read({**spectrum, "lambda_max": [190.0]}))
+    assert "(λ_max) is 190 on average" in " ".join(hessian.read({**spectrum, "lambda_max": [190.0]}))
     assert hessian.numbers({**spectrum, "lambda_max": [8.0, 10.0]})["λ_max of a mini-batch, mean"] == 9.0
     for picture in blocks.draw([Run("a", sharp), Run("b", flat)]):
         heights = [bar.get_height() for bar in picture.figure.axes[0].patches]
@@ -134,13 +140,11 @@ def test_results_of_version_0_1_know_lambda_max_where_the_largest_magnitude_is_p
     old = {"values": {"whole": [190.0], "msa": [-7.0]}, "converged": {"whole": True, "msa": True}, "products": 9,
            "images": 4}  # fmt: skip
     told = " ".join(blocks.read(old))
-    assert "(λ_max) is 190" in told and "--sam" in told and "MSA (-7)" in told
-    assert blocks.numbers(old) == {
-        "λ_max of whole, loss / weight²": 190.0, "λ of largest magnitude of whole, with its sign": 190.0,
-    }  # fmt: skip
+    assert "(λ_max) is 190" in told and "MSA (-7)" in told
+    assert blocks.numbers(old) == {"λ_max of whole": 190.0, "λ of largest magnitude, with its sign": 190.0}
     unknown = {**old, "values": {"whole": [-400.0], "msa": [-7.0]}}
     assert "not known from this result" in blocks.read(unknown)[0]
-    assert list(blocks.numbers(unknown)) == ["λ of largest magnitude of whole, with its sign"]
+    assert list(blocks.numbers(unknown)) == ["λ of largest magnitude, with its sign"]
     blocks.draw([Run("old", old), Run("new", curvature({"whole": 9.0}))])
     spectrum = {"values": [[-9.0, 8.0], [6.0, -3.0]], "converged": 1.0, "images": 4, "negative_share": 0.5,
                 "positive_mean": 7.0}  # fmt: skip

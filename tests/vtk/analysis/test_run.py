@@ -34,10 +34,9 @@ def known(monkeypatch):
 
 
 def run(out, *names, config=None, identity=None, **more):
-    given = context(**(config or {}))
-    return run_diagnostics(
-        given, names, out, label="m", identity=identity or {"model": "1", "images": "2"}, facts={"model": "m"}, **more
-    )
+    of = {"model": "1", "images": "2", **(identity or {})}
+    given = replace(context(**(config or {})), digest=of.pop("images"))
+    return run_diagnostics(lambda name: given, names, out, label="m", identity=of, facts={"model": "m"}, **more)
 
 
 def test_a_second_run_takes_what_is_there_and_measures_the_rest(known, tmp_path):
@@ -102,6 +101,7 @@ def test_a_stopped_diagnostic_goes_on_from_what_it_saved(known, tmp_path, monkey
     fail_at[0] = 5
     found = run(tmp_path, "entropy", "landscape")
     assert rows == [0, 1, 2, 3, 4]  # none twice
+    assert found.results["landscape"].pop("measurement")["images"] == "held-out"
     assert found.results["landscape"] == {"value": 10.0, "first": None}
     assert found.seconds["landscape"] == 50.0  # of both runs
     run(tmp_path, "landscape")
@@ -167,14 +167,14 @@ def test_what_could_not_be_done_is_listed_and_the_rest_goes_on(known, tmp_path, 
         noise=fake("noise", needs={"labels", "one-label"}),
     )  # fmt: skip
     given = replace(context(), classes=None)
-    found = run_diagnostics(given, list(known), tmp_path, label="m", identity={}, facts={})
+    found = run_diagnostics(lambda name: given, list(known), tmp_path, label="m", identity={}, facts={})
     assert list(found.results) == list(found.seconds) == ["cka"]
     assert list(found.refused) == ["entropy", "calibration", "noise"]
     assert found.refused["entropy"] == "it has no attention" and "labels" in found.refused["noise"]
     assert capsys.readouterr().err.count("warning: ") == 3
     assert not (tmp_path / "results" / "entropy.json").exists()
     several = replace(context(), multi_label=True)
-    found = run_diagnostics(several, list(known), tmp_path, label="m", identity={}, facts={})
+    found = run_diagnostics(lambda name: several, list(known), tmp_path, label="m", identity={}, facts={})
     assert list(found.results) == ["cka", "calibration"] and "one label" in found.refused["noise"]
     assert json.loads((tmp_path / "analysis.json").read_text())["refused"] == found.refused
 
@@ -202,7 +202,8 @@ def test_options_are_kept_for_comparing(known, tmp_path):
     known.update(landscape=fake("landscape", options=("grid",)), cka=fake("cka"))
     found = run(tmp_path, "landscape", "cka", config={"grid": 5})
     assert found.facts["options"] == {
-        "landscape": {"seed": 0, "batch_size": 32, "grid": 5}, "cka": {"seed": 0, "batch_size": 32},
+        "landscape": {"seed": 0, "batch_size": 32, "split": "val", "grid": 5},
+        "cka": {"seed": 0, "batch_size": 32, "split": "val"},
     }  # fmt: skip
     assert run(tmp_path, "landscape", "cka", config={"grid": 5}) == found  # of what is taken up too
 

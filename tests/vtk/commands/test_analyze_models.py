@@ -9,7 +9,8 @@ from PIL import Image
 
 from vtk.analysis.config import AnalyzeCommand
 from vtk.analysis.diagnostics.map_figures import chosen_images
-from vtk.analysis.sources import choose_images, make_context, open_models, trained_cards
+from vtk.analysis.images import Images, Selection, choose_images, trained_cards
+from vtk.analysis.sources import make_context, open_models
 from vtk.card import Card, InputSpec, ModelSpec
 from vtk.errors import UsageError
 from vtk.runtime.source import Source
@@ -39,6 +40,10 @@ def timm_source(options: AnalyzeCommand) -> Source:
     return open_models(["test_vit"], options.opening())[0]
 
 
+def images_of(source: Source, options: AnalyzeCommand, name: str = "entropy") -> Images:
+    return Selection(source, options).of(name)
+
+
 def trained(**data: object) -> Source:
     """A pack's source as far as its images go."""
     card = Card(ModelSpec("test_vit"), InputSpec(32, 32), CLASSES, data={"layout": "flat", **data})
@@ -48,7 +53,7 @@ def trained(**data: object) -> Source:
 def test_the_seed_draws_so_many_images_and_no_image_twice(flat: Path) -> None:
     def drawn(**changes: object) -> list[Path]:
         options = config(flat, split="all", **changes)
-        return [path for path, _ in choose_images(timm_source(options), options).samples]
+        return [path for path, _ in images_of(timm_source(options), options).samples]
 
     seven = drawn(max_images=7)
     assert len(seven) == len(set(seven)) == 7 and seven == drawn(max_images=7)
@@ -82,7 +87,7 @@ def test_labels_are_those_of_the_models_classes_or_none(flat: Path, capsys) -> N
 def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
     options = config(flat, split="all", max_images=9, loss_images="augmented")
     source = timm_source(options)
-    context = make_context(source, choose_images(source, options), options, RANKS)
+    context = make_context(source, images_of(source, options), options, RANKS)
     before = np.random.get_state()[1].copy()
     first, second = (list(context.loss_batches(4)) for _ in range(2))
     assert (np.random.get_state()[1] == before).all()
@@ -95,14 +100,14 @@ def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
     plain = list(context.loader(4))
     assert not torch.equal(plain[0][0], first[0][0]) and plain[0][1].ndim == 1
     other = config(flat, split="all", max_images=9, seed=1)
-    changed = make_context(source, choose_images(source, options), other, RANKS)
+    changed = make_context(source, images_of(source, options), other, RANKS)
     assert not torch.equal(next(iter(changed.augmented(4)))[0], first[0][0])
 
 
 def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     options = config(flat, num_classes=5)
     source = timm_source(options)
-    context = make_context(source, choose_images(source, options), options, RANKS)
+    context = make_context(source, images_of(source, options), options, RANKS)
     with pytest.raises(UsageError, match="`--loss-images augmented` needs images with one label each; use plain"):
         context.augmented(4)
 
@@ -119,7 +124,7 @@ def test_the_report_shows_no_images_from_outside_of_a_tables_folder(flat: Path, 
         table.write_text("".join([*own, *lines]))
         options = config(table, split="all", max_images=len(files))
         source = timm_source(options)
-        context = make_context(source, choose_images(source, options), options, RANKS)
+        context = make_context(source, images_of(source, options), options, RANKS)
         assert sum(len(labels) for _, labels in context.loader(4)) == len(own) + len(lines)
         assert context.shown is not None
         if count:

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from timm.models import mlp_mixer, register_model
+from timm.models import mlp_mixer, register_model, volo
 from torch import nn
 
 from vtk.card import Transform
@@ -42,6 +42,12 @@ PIT = {
     "other": "cls_token transformers.#.pool.*",
 }  # fmt: skip
 
+VOLO = {
+    "attention": "network.#.#.attn.* post_network.#.attn.*", "ffn": "network.#.#.mlp.* post_network.#.mlp.*",
+    "norm": "network.#.#.norm# post_network.#.norm# norm", "stem": "patch_embed.*", "head": "head aux_head",
+    "position": "pos_embed", "other": "cls_token network.#.proj",
+}  # fmt: skip
+
 _SMALL_VIT = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 _SMALL_NET = {"channels": [8, 16, 24, 32], "stem_chs": 8, "heads": [1, 1, 2, 2], "head_dim": 4}
 
@@ -51,6 +57,16 @@ def tiny_mixer(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """MLP-Mixer of two blocks; timm's entry points take no sizes."""
     small = {"num_blocks": 2, "embed_dim": 32, "patch_size": 8}
     return mlp_mixer._create_mixer("mixer_s32_224", pretrained=pretrained, **{**small, **kwargs})
+
+
+@register_model
+def tiny_volo(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VOLO of three blocks and two of class attention; timm's entry points take no sizes."""
+    small = {
+        "layers": (1, 1, 1), "embed_dims": (16, 32, 32), "num_heads": (2, 4, 4), "downsamples": (True, False, False),
+        "outlook_attention": (True, False, False),
+    }  # fmt: skip
+    return volo._create_volo("volo_d1_224", pretrained=pretrained, **{**small, **kwargs})
 
 
 @dataclass(frozen=True)
@@ -220,6 +236,15 @@ CASES = [
         for op, change, groups in (
             ("cb", _CB, PIT), ("cb-scale", _CB_S, {**PIT, "context": "transformers.#.blocks.#.mlp.cb.scale"})
         )
+    ),
+    *(
+        Case(
+            f"volo-{id}", "tiny_volo", {}, VOLO, tuple(Transform(*op) for op in ops), fuse="cannot fuse VOLO", pack=""
+        )
+        for id, ops in {
+            "1proj+1bn+1relu": (("replace_stem", {"stem": "1proj+1bn+1relu"}),),
+            "gelu-mlp-bn": (("replace_stem", {"stem": "conv", "act": "gelu"}), ("change_mlp", {"design": "bn"})),
+        }.items()
     ),
     *(_vit(f"stem-{stem}", ("replace_stem", {"stem": stem})) for stem in STEMS),
     _vit("parallel-transform", ("parallelize", {"branches": 2}), groups=PARALLEL),

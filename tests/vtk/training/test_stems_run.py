@@ -25,7 +25,8 @@ from vtk.training.finetune_config import FinetuneConfig
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ({"stem": "1proj"}, ()),
+        ({"stem": None}, ()),
+        ({"stem": "1proj"}, (("replace_stem", {"stem": "1proj"}),)),
         ({"stem": "hmlp", "branches": 2},
          (("replace_stem", {"stem": "hmlp"}), ("parallelize", {"branches": 2}))),
         ({"stem": "3conv+3bn+3relu+1proj", "stem_act": "gelu", "stem_strides": (2, 2, 2, 2), "mlp": "bn"},

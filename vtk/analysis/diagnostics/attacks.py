@@ -13,7 +13,7 @@ _STYLES = ("o-", "s--")
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    return robustness.measure(context, attack_accuracy, "attacks", _MOST, epsilons=context.config.epsilons)
+    return robustness.measure(context, attack_accuracy, "attacks", _MOST, epsilons=context.settings.epsilons)
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:

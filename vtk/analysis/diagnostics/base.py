@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.probes.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from vtk.analysis.probes.share import ALONE, Share
+from vtk.analysis.protocols import Settings, settings_of
 from vtk.card import InputSpec
 from vtk.data.loading.normalization import to_pixels
 
@@ -63,6 +64,11 @@ class Context:
         share: this process's part, where several processes measure together; one of them writes.
         saved: values that an interrupted run of this diagnostic saved with `save`.
         save: saves plain JSON values for a resume; call it regularly in long measurements.
+        name: of the diagnostic that the images are for, on which the settings depend.
+        images_kind: ``training``, ``partly training``, ``held-out``, ``unseen``, or ``all`` where a folder does not
+            say which images are held out.
+        digest: hash of the images.
+        fresh: gives a new model of the same architecture with random weights; None if it is not known how to build one.
     """
 
     model: nn.Module
@@ -79,6 +85,32 @@ class Context:
     share: Share = ALONE
     saved: Mapping[str, Any] = field(default_factory=dict)
     save: Callable[[dict[str, Any]], None] = lambda values: None
+    name: str = ""
+    images_kind: str = "held-out"
+    digest: str = ""
+    fresh: Callable[[], nn.Module] | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """How this diagnostic is measured: explicit options, the protocol's, defaults."""
+        return settings_of(self.config, self.name)
+
+    @property
+    def curvature_images(self) -> int:
+        """Number of images of ``hessian``, ``hessian-blocks`` and ``ntk``."""
+        most = self.settings.hessian_images
+        return self.count if most is None else min(most, self.count)
+
+    def measurement(self) -> dict[str, Any]:
+        """Return what a number of this diagnostic is compared by, as JSON values."""
+        settings = self.settings
+        return {
+            "images": self.images_kind,
+            "loss": "binary cross-entropy" if self.multi_label else "cross-entropy",
+            "loss_images": settings.loss_images,
+            "weight_decay": settings.weight_decay,
+            "protocol": getattr(self.config, "protocol", None),
+        }
 
     @property
     def batches(self) -> Batches:
@@ -87,13 +119,13 @@ class Context:
 
     def loss_batches(self, batch_size: int) -> Batches:
         """The images of the loss's landscape: plain or augmented, as ``--loss-images`` says."""
-        return (self.augmented if self.config.loss_images == "augmented" else self.loader)(batch_size)
+        return (self.augmented if self.settings.loss_images == "augmented" else self.loader)(batch_size)
 
     @property
     def loss(self) -> Loss:
         """The training loss of the model, with the l2 term of ``--weight-decay``."""
         kind = BinaryCrossEntropy if self.multi_label else CrossEntropy
-        return kind(weight_decay=self.config.weight_decay)
+        return kind(weight_decay=self.settings.weight_decay)
 
     def loss_options(self, max_images: int) -> dict[str, Any]:
         """Return the keywords that the measures of the loss share."""
@@ -130,7 +162,7 @@ class Diagnostic:
         draw: from the results of one or two models to plots that show them together.
         read: from one result to sentences: findings on this model, and suggestions.
         numbers: from one result to its key numbers by name (with the unit), for tables.
-        options: the fields of `AnalyzeConfig` that change its result, beside ``seed`` and ``batch_size``.
+        options: the fields of `AnalyzeConfig` that change its result, beside ``seed``, ``batch_size`` and ``split``.
         needs: ``labels`` of the model's classes, or ``one-label`` of each image; refused for others before it is run.
     """
 

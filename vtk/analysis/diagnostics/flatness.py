@@ -6,6 +6,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.measurement import on_images, sentence
 from vtk.analysis.measures.flatness import average_flatness
 
 _FAR = 2.0  # standard errors; a smaller rise may be noise
@@ -18,7 +19,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.model,
         context.batches,
         sigma=config.sigma,
-        draws=config.draws,
+        draws=context.settings.draws,
         **context.loss_options(context.count),
     ).to_dict()
 
@@ -43,6 +44,12 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     return [Picture("flatness", figure, caption)]
 
 
+def noise_rise(result: Result) -> float | None:
+    """Return L^N − L, by how much noise raises the loss; None if one of them is not finite."""
+    loss, noisy = result["loss"], result["noisy_loss"]
+    return None if loss is None or noisy is None else float(noisy - loss)
+
+
 def _read(result: Result) -> list[str]:
     loss, noisy, error, sigma = (result[name] for name in ("loss", "noisy_loss", "standard_error", "sigma"))
     if loss is None or noisy is None:
@@ -63,12 +70,17 @@ def _read(result: Result) -> list[str]:
         )
     elif rise < 0:
         sentences.append("The loss falls under noise: the model is not at a minimum of this loss.")
-    sentences.append("Compare only results with the same --sigma.")
+    sentences.append(f"{sentence(result)} Compare only results with the same --sigma.")
     return sentences
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    numbers = {"loss": result["loss"], f"loss under noise of {result['sigma']:g}": result["noisy_loss"]}
+    end = on_images(result)
+    numbers = {
+        f"loss{end}": result["loss"],
+        f"loss under noise of {result['sigma']:g}{end}": result["noisy_loss"],
+        f"noise rise of {result['sigma']:g}{end}": noise_rise(result),
+    }
     return {name: value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 

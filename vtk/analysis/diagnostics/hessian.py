@@ -5,21 +5,23 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.measurement import on_images, sentence
 from vtk.analysis.measures.hessian import hessian_spectrum
 
 _MANY_NEGATIVE = 0.1  # Park and Kim (2022) call a model's loss convex whose spectrum has "a few" negative values
 _CURVES = 400
-SHARP = 100.0  # Chen et al. 2022, Table 1: λ_max is 21 to 42 after training with SAM, 180 to 1,644 without
-_ABOVE = f"Over {SHARP:g} the minimum is sharp;"
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    config = context.config
+    settings = context.settings
     return hessian_spectrum(
         context.model,
-        context.loss_batches(config.hessian_batch),
-        top=config.top,
-        **context.loss_options(config.hessian_images),
+        context.loss_batches(settings.hessian_batch),
+        top=settings.top,
+        method=settings.hessian_method,
+        max_iter=settings.hessian_iterations,
+        tol=settings.hessian_tol,
+        **context.loss_options(context.curvature_images),
         **context.step_options(),
     ).to_dict()
 
@@ -90,6 +92,7 @@ def _read(result: Result) -> list[str]:
         "are negative (NEP); "
         + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
     ]
+    sentences.append(sentence(result))
     if upwards is not None:
         sentences.append(f"The largest curvature upwards of a mini-batch (λ_max) is {upwards:.3g} on average.")
     if negative >= _MANY_NEGATIVE:
@@ -100,8 +103,6 @@ def _read(result: Result) -> list[str]:
         )
     else:
         sentences.append("So the loss is close to convex in its steepest directions.")
-    if upwards is not None and upwards >= SHARP:
-        sentences.append(f"{_ABOVE} sharpness-aware training makes them smaller: `vtk finetune … --sam 0.1`.")
     if result["converged"] < 1:
         sentences.append(
             f"{100 * (1 - result['converged']):.0f} % of the eigenvalues did not converge; they are estimates."
@@ -110,11 +111,12 @@ def _read(result: Result) -> list[str]:
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    numbers = {"NEP, share": result["negative_share"]}
+    end = on_images(result)
+    numbers = {f"NEP, share{end}": result["negative_share"]}
     if result["positive_mean"] is not None:
-        numbers["APE, loss / weight²"] = result["positive_mean"]
+        numbers[f"APE{end}"] = result["positive_mean"]
     upwards = lambda_max(result)
-    return numbers if upwards is None else {**numbers, "λ_max of a mini-batch, mean": upwards}
+    return numbers if upwards is None else {**numbers, f"λ_max of a mini-batch, mean{end}": upwards}
 
 
 def lambda_max(result: Result) -> float | None:
@@ -141,6 +143,15 @@ DIAGNOSTIC = Diagnostic(
     draw=_draw,
     read=_read,
     numbers=_numbers,
-    options=("hessian_images", "hessian_batch", "top", "loss_images", "weight_decay"),
+    options=(
+        "hessian_images",
+        "hessian_batch",
+        "hessian_method",
+        "hessian_iterations",
+        "hessian_tol",
+        "top",
+        "loss_images",
+        "weight_decay",
+    ),
     needs=frozenset({"labels"}),
 )

@@ -8,6 +8,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.hessian import log_axis
+from vtk.analysis.diagnostics.measurement import on_images, sentence
 from vtk.analysis.measures.landscape import loss_landscape
 
 _EVERY = 5.0  # seconds between two saves
@@ -18,14 +19,14 @@ _SMALL = 0.02  # of the loss, or nats: a smaller decrease is not reported
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    config = context.config
+    settings = context.settings
     return loss_landscape(
         context.model,
-        context.loss_batches(config.batch_size),
-        grid=config.grid,
-        span=config.span,
-        directions=config.directions,
-        vectors=config.perturb_vectors,
+        context.loss_batches(context.config.batch_size),
+        grid=settings.grid,
+        span=context.config.span,
+        directions=settings.directions,
+        vectors=settings.perturb_vectors,
         **context.loss_options(context.count),
         **{**context.step_options(), "save": _save_at_intervals(context.save)},
     ).to_dict()
@@ -110,7 +111,7 @@ def _read(result: Result) -> list[str]:
     grid, steps, centre = _grid(result), result["steps"], result["centre"]
     lost = int((~np.isfinite(grid)).sum())
     if centre is None or lost == grid.size:
-        return ["The loss is not finite at the model's own weights."]
+        return ["The loss is not finite at the model's own weights.", sentence(result)]
     x = np.array(steps)
     radius = np.hypot(x[:, None], x[None])
     step = steps[-1] - steps[-2]
@@ -121,6 +122,7 @@ def _read(result: Result) -> list[str]:
             rings[wanted] = float(ring.mean())
     means = " and ".join(f"{mean:.3g} at a distance of {at:g}" for at, mean in rings.items())
     sentences = [f"The loss is {centre:.3g} at the model" + (f", on average {means}." if means else ".")]
+    sentences.append(sentence(result))
     lowest = float(np.nanmin(np.where(np.isfinite(grid), grid, np.nan)))
     if lowest < centre - _SMALL * max(abs(centre), 1.0):
         i, j = np.argwhere(grid == lowest)[0]
@@ -143,9 +145,10 @@ def _numbers(result: Result) -> dict[str, float]:
     grid = _grid(result)
     rim = np.concatenate([grid[0], grid[-1], grid[1:-1, 0], grid[1:-1, -1]])
     rim = rim[np.isfinite(rim)]
-    numbers = {} if result["centre"] is None else {"loss of the model": result["centre"]}
+    end = on_images(result)
+    numbers = {} if result["centre"] is None else {f"loss of the model{end}": result["centre"]}
     if rim.size:
-        numbers[f"mean loss on the rim, at ±{result['steps'][-1]:g}"] = float(rim.mean())
+        numbers[f"mean loss on the rim, at ±{result['steps'][-1]:g}{end}"] = float(rim.mean())
     return numbers
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.measurement import as_chen, on_images, sentence
 from vtk.analysis.measures.miss_rate import miss_rate
 
 _HIGH = 0.25  # Chen et al. 2022, Table 6: 21 % with strong augmentation, 40 % with SAM, 58 % with neither
@@ -40,7 +41,8 @@ def _read(result: Result) -> list[str]:
         f"The mean of two images is classified as neither of their classes for {100 * result['rate']:.1f} % of "
         f"{result['pairs']} pairs (± {100 * _error(result):.1f})."
     ]
-    if result["rate"] >= _HIGH:
+    sentences.append(sentence(result))
+    if as_chen(result) and result["rate"] >= _HIGH:
         sentences.append("A model with a low accuracy misses here too: check its accuracy first.")
         sentences.append(
             "A model that is nearly linear between images misses less: mixup trains this (`vtk finetune … --mixup "
@@ -50,7 +52,7 @@ def _read(result: Result) -> list[str]:
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    return {"misses between images, share": result["rate"]}
+    return {f"misses between images, share{on_images(result)}": result["rate"]}
 
 
 DIAGNOSTIC = Diagnostic(

@@ -3,20 +3,34 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.measures.ntk import ntk_condition
+from vtk.analysis.diagnostics.measurement import measurement, on_images, sentence
+from vtk.analysis.measures.ntk import PAPER_BLOCK, ntk_condition
+from vtk.errors import UsageError
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    config = context.config
-    return ntk_condition(
-        context.model,
-        context.loader(config.batch_size),
-        max_images=config.hessian_images,
+    settings = context.settings
+    result = ntk_condition(
+        _subject(context),
+        context.batches,
+        max_images=context.curvature_images,
+        rectified=settings.ntk_relu,
         share=context.share,
         show_progress=context.show_progress,
     ).to_dict()
+    return {**result, "initial": settings.ntk_init}
+
+
+def _subject(context: Context) -> nn.Module:
+    if not context.settings.ntk_init:
+        return context.model
+    if context.fresh is None:
+        raise UsageError("it is not known how to build this model with new weights; give --no-ntk-init")
+    return context.fresh().float().to(context.device).eval()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
@@ -56,16 +70,33 @@ def _read(result: Result) -> list[str]:
             f"κ is {_kappa(result)}, over {of}: the slowest direction is learned this many times more slowly than the "
             "fastest."
         )
-    sentences.append(
-        "Chen et al. (2022) measure it at initialisation, with ReLU in place of GELU and blocks of 48 images "
-        "(ResNet-152 2,802, ViT-B/16 4,205, Mixer-B/16 14,468 on ImageNet). Here it is measured at the given weights; "
-        "for new weights give a timm name with --no-pretrained."
-    )
+    weights = "new random weights" if result.get("initial") else "the given weights"
+    activation = "ReLU in place of GELU" if result.get("rectified") else "the model's own activation"
+    sentences.append(f"{sentence(result)} It is the kernel of {weights}, with {activation}.")
+    if _as_chen(result):
+        sentences.append(
+            "Chen et al. (2022), who measure so, too, have 2,802 for ResNet-152, 4,205 for ViT-B/16 and 14,468 for "
+            "Mixer-B/16 on ImageNet."
+        )
+    else:
+        sentences.append(
+            "Chen et al. (2022) measure it at initialisation, with ReLU in place of GELU, on blocks of "
+            f"{PAPER_BLOCK} training images: `vtk analyze … --protocol chen`. Only numbers of one protocol compare."
+        )
     return sentences
 
 
+def _as_chen(result: Result) -> bool:
+    """Return whether weights, activation and images are those of Chen et al. (2022, Appendix G)."""
+    return (
+        bool(result.get("initial")) and bool(result.get("rectified")) and result["block_images"] == PAPER_BLOCK
+        and measurement(result).get("images") == "training"
+    )  # fmt: skip
+
+
 def _numbers(result: Result) -> dict[str, float]:
-    return {} if result["condition"] is None else {"κ of the tangent kernel": result["condition"]}
+    name = f"κ of the tangent kernel{', initial' if result.get('initial') else ''}{on_images(result)}"
+    return {} if result["condition"] is None else {name: result["condition"]}
 
 
 DIAGNOSTIC = Diagnostic(
@@ -81,5 +112,5 @@ DIAGNOSTIC = Diagnostic(
     draw=_draw,
     read=_read,
     numbers=_numbers,
-    options=("hessian_images",),
+    options=("hessian_images", "ntk_relu", "ntk_init"),
 )

@@ -1,7 +1,8 @@
 """Average flatness: the loss under Gaussian noise on the weights (Chen et al. 2022, Table 1)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,15 @@ class Flatness(MeasureResult):
     sigma: float
     draws: int
     images: int
+
+    @property
+    def noise_rise(self) -> float:
+        """L^N − L: by how much the noise raises the loss, which a smaller L alone does not lower."""
+        return self.noisy_loss - self.loss
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "noise_rise": self.noise_rise}
 
 
 @torch.no_grad()

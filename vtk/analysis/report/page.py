@@ -17,7 +17,8 @@ from vtk.html import document, text
 Pictures = Mapping[str, Sequence[tuple[str, str, bytes]]]
 """Name, caption and PNG of each plot, by diagnostic, as `vtk.analysis.run.draw` returns them."""
 
-_ON_TOP = ("model", "source", "data", "images", "input")
+_ON_TOP = ("model", "source", "data", "images", "input", "protocol")
+_DETAILS = ("options", "protocol settings")  # of each diagnostic; in analysis.json
 _LONG_WORD = 30  # letters that fit into a line on a phone
 _WIDE = 1.3  # widths of a plot; a wider figure gets the whole row, and scrolls sideways on a phone
 
@@ -183,7 +184,7 @@ def _absent(analyses: Sequence[Analysis]) -> str:
 def _made(analyses: Sequence[Analysis]) -> str:
     parts = []
     for i, one in enumerate(analyses):
-        facts: dict[str, Any] = {key: value for key, value in one.facts.items() if key != "options"}
+        facts: dict[str, Any] = {key: value for key, value in one.facts.items() if key not in _DETAILS}
         facts["seconds"] = f"{sum(one.seconds.values()):.1f}"
         facts["peak memory"] = console.size(one.peak_memory_bytes)
         rows = "".join(

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import Any
 
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics import NAMES, diagnostic
@@ -90,7 +91,7 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
         return []
     first, second = (one.facts for one in analyses)
     sentences = []
-    if first.get("images digest") != second.get("images digest"):
+    if not _same_images(first, second):
         sentences.append(
             f"The two models were analysed on different images: A on {first.get('images', 'unknown ones')}; B on "
             f"{second.get('images', 'unknown ones')}. Differences may come from the images: analyse both again with "
@@ -112,6 +113,15 @@ def cautions(analyses: Sequence[Analysis]) -> list[str]:
             f"A and B were analysed with different options: {option} (for {those}). Differences may come from them."
         )
     return sentences
+
+
+def _same_images(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether two analyses took the same images, as far as they took images of one kind."""
+    one, two = (facts.get("images digest") for facts in (first, second))
+    if isinstance(one, dict) and isinstance(two, dict):
+        return all(one[kind] == two[kind] for kind in one.keys() & two.keys()) and bool(one.keys() & two.keys())
+    known = [set(found.values()) if isinstance(found, dict) else {found} for found in (one, two)]
+    return bool(known[0] & known[1])
 
 
 def absences(analyses: Sequence[Analysis], name: str) -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vtk.card import InitName
-from vtk.models.initialization.table import TABLE, Distribution, Draw
+from vtk.models.initialization.table import CUT, TABLE, Distribution, Draw
 
 
 def _uniform(tensor: Tensor, deviation: float) -> None:
@@ -22,11 +22,17 @@ def _uniform(tensor: Tensor, deviation: float) -> None:
     nn.init.uniform_(tensor, -bound, bound)
 
 
+def _cut_normal(tensor: Tensor, deviation: float) -> None:
+    bound = deviation / CUT
+    nn.init.trunc_normal_(tensor, std=bound, a=-bound, b=bound)
+
+
 _DISTRIBUTIONS: Mapping[Distribution, Callable[[Tensor, float], Any]] = {
     "uniform": _uniform,
     "normal": lambda tensor, deviation: nn.init.normal_(tensor, std=deviation),
     "truncated": lambda tensor, deviation: nn.init.trunc_normal_(tensor, std=deviation),
     "truncated (timm)": lambda tensor, deviation: trunc_normal_(tensor, std=deviation),
+    "cut normal": _cut_normal,
 }
 _scheme: ContextVar[InitName] = ContextVar("vtk_initial_weights", default="papers")
 

@@ -10,14 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Distribution = Literal["uniform", "normal", "truncated", "truncated (timm)", "constant"]
-"""``truncated`` is normal within ±2, which for a deviation of 0.02 cuts nothing; torch and timm draw it differently."""
+Distribution = Literal["uniform", "normal", "truncated", "truncated (timm)", "cut normal", "constant"]
+"""``truncated`` is normal within ±2, which for a deviation of 0.02 cuts nothing; torch and timm draw it differently.
+``cut normal`` is normal within one deviation of the normal distribution."""
+
+CUT = math.sqrt(1 - math.sqrt(2 / math.pi) * math.exp(-0.5) / math.erf(math.sqrt(0.5)))
+"""Standard deviation of a standard normal distribution within ±1."""
 
 FORMULAS: Mapping[str, Callable[[int, int], float]] = {
     "0": lambda fan_in, fan_out: 0.0,
     "0.01": lambda fan_in, fan_out: 0.01,
+    "0.54·0.02": lambda fan_in, fan_out: CUT * 0.02,
     "0.02": lambda fan_in, fan_out: 0.02,
     "1/√(3·fan_in)": lambda fan_in, fan_out: 1 / math.sqrt(3 * fan_in),
+    "√(2/(fan_in + fan_out))": lambda fan_in, fan_out: math.sqrt(2 / (fan_in + fan_out)),
     "√(2/fan_out)": lambda fan_in, fan_out: math.sqrt(2) / math.sqrt(fan_out),
 }
 """Standard deviation from fan_in and fan_out, by its text."""
@@ -73,6 +79,9 @@ class Row:
     old_bias: Draw | None = None
 
 
+_CUT = Draw("cut normal", "0.54·0.02")
+_DEIT = "DeiT's code, in which Hyeon-Woo et al. 2023 train; they state no other"
+_TNT = "Han et al. 2021's code, of TNT"
 _ALTERNET = "Park and Kim 2022's code leaves torch's default"
 TABLE: Mapping[str, Row] = {
     "alternet.conv": Row(
@@ -100,11 +109,46 @@ TABLE: Mapping[str, Row] = {
         "stems conv, hmlp, levit: convolutions", _TORCH, _TORCH,
         "the codes of VOLO, DeiT and LeViT leave torch's default",
     ),
+    "stem.local_linear": Row("stem local-transformer: linear layers", _TRUNCATED_TIMM, ZEROS, _TNT),
+    "stem.local_position": Row("stem local-transformer: `position`", _TRUNCATED_TIMM, None, _TNT),
+    "extra_block.linear": Row(
+        "--extra-block: linear layers", _TRUNCATED_TIMM, ZEROS, "DeiT's code, in which Hyeon-Woo et al. 2023 train",
+    ),
     "scaled_relu.alpha": Row(
         "stem activation scaled-relu: `alpha`", ZEROS, None, "Wang et al. 2022, eq. 1, of a new BatchNorm",
     ),
     "scaled_relu.beta": Row(
         "stem activation scaled-relu: `beta`", ONES, None, "Wang et al. 2022, eq. 1, of a new BatchNorm",
+    ),
+    "context_broadcast.scale": Row(
+        "CB_S: Λ", ZEROS, None, "not stated by Hyeon-Woo et al. 2023; 0 leaves a pretrained model as it is",
+    ),
+    "uniform_heads.qkv": Row("uniform heads: new rows of `attn.qkv`", _TRUNCATED, ZEROS, _DEIT),
+    "uniform_heads.proj": Row(
+        "uniform heads, variant c: new columns of `attn.proj`", ZEROS, None,
+        "not stated by Hyeon-Woo et al. 2023; 0 leaves a pretrained model as it is",
+    ),
+    "squeeze_excite.linear": Row("squeeze-and-excitation: `fc1`, `fc2`", _TRUNCATED, ZEROS, _DEIT),
+    "parallel.layer_scale": Row(
+        "vit_*_NxP: `ls.gamma`", Draw("constant", mean=1e-4), None, "Touvron et al. 2022's code (DeiT's)",
+        Draw("constant", mean=1e-5),
+    ),
+    "mae.linear": Row(
+        "--method mae: linear layers of the decoder", Draw("uniform", "√(2/(fan_in + fan_out))"), ZEROS,
+        "He et al. 2021's code", _TRUNCATED_TIMM, ZEROS,
+    ),
+    "mae.mask_token": Row("--method mae: `mask_token`", _NORMAL, None, "He et al. 2021's code", _TRUNCATED_TIMM),
+    "beit.linear": Row("--method beit: `predict`", _CUT, ZEROS, "Bao et al. 2021's code", _TRUNCATED_TIMM, ZEROS),
+    "simmim.linear": Row(
+        "--method simmim: `predict`", _TORCH, _TORCH, "Xie et al. 2021's code leaves torch's default", _TRUNCATED_TIMM,
+        ZEROS,
+    ),
+    "masked.mask_token": Row(
+        "--method beit, simmim: `mask_token`", _CUT, None, "the codes of Bao et al. 2021 and Xie et al. 2021",
+        _TRUNCATED_TIMM,
+    ),
+    "supcon.projection": Row(
+        "--method supcon: `projection`", _TORCH, _TORCH, "Khosla et al. 2020's code leaves torch's default",
     ),
 }  # fmt: skip
 """Rows by kind of layer."""

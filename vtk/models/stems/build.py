@@ -8,7 +8,8 @@ from vtk.errors import UsageError
 from vtk.models.stems.conv import conv_stem
 from vtk.models.stems.hmlp import hmlp
 from vtk.models.stems.levit import levit_stem
-from vtk.models.stems.names import ACTIVATIONS, STEMS, ActivationName, StemName, default_activation, parts
+from vtk.models.stems.local_transformer import local_transformer_stem
+from vtk.models.stems.names import ACTIVATIONS, LOCAL, STEMS, ActivationName, StemName, default_activation, parts
 from vtk.models.stems.shape import StemShape
 
 
@@ -18,6 +19,7 @@ def make_stem(
     *,
     act: ActivationName | None = None,
     strides: Sequence[int] | None = None,
+    depth: int | None = None,
     proj: nn.Conv2d | None = None,
 ) -> nn.Sequential:
     """Return a stem that maps images (B, chans, H, W) to (B, C, H ÷ patch, W ÷ patch).
@@ -29,6 +31,7 @@ def make_stem(
         shape: channels and patch of the stem.
         act: activation; by default the paper's.
         strides: of a conv stem.
+        depth: layers of the local-transformer stem.
         proj: the patch projection to keep, for the ``1proj`` stems.
 
     Raises:
@@ -42,9 +45,13 @@ def make_stem(
     if act is not None and act not in ACTIVATIONS:
         raise UsageError(f"`--stem-act` is {act}; allowed is {', '.join(ACTIVATIONS)}")
     chosen = act or own or "relu"
+    if depth is not None and stem != LOCAL:
+        raise UsageError(f"`--stem-depth` needs --stem {LOCAL}; --stem {stem} has fixed layers, leave it out")
     if parts(stem):
         return conv_stem(stem, shape, chosen, strides, proj)
     if strides is not None:
         raise UsageError(f"`--stem-strides` needs a conv stem; --stem {stem} has fixed strides, leave it out")
+    if stem == LOCAL:
+        return local_transformer_stem(shape, chosen, depth)
     make = levit_stem if stem.startswith("levit") else hmlp
     return make(shape, chosen, layer_norm=stem.endswith("-ln"))

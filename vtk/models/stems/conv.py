@@ -23,8 +23,6 @@ from vtk.errors import UsageError
 from vtk.models.stems.names import ActivationName, StemName, parts
 from vtk.models.stems.shape import StemShape
 
-HIDDEN = 64
-"""Channels between the convolutions, as in VOLO up to d4."""
 _KERNELS = (7, 3, 3)
 
 
@@ -56,11 +54,11 @@ def conv_stem(
         chans = shape.in_chans
         for kernel, stride in zip(_KERNELS, chosen[:3], strict=True):
             convs.append(
-                nn.Conv2d(chans, HIDDEN, kernel, stride, kernel // 2, bias=not has_norm, **shape.factory)  # type: ignore[arg-type]
+                nn.Conv2d(chans, shape.hidden, kernel, stride, kernel // 2, bias=not has_norm, **shape.factory)  # type: ignore[arg-type]
             )
-            convs += [shape.batch_norm(HIDDEN)] if has_norm else []
-            convs += [shape.activation(act, HIDDEN)] if has_act else []
-            chans = HIDDEN
+            convs += [shape.batch_norm(shape.hidden)] if has_norm else []
+            convs += [shape.activation(act, shape.hidden)] if has_act else []
+            chans = shape.hidden
         layers["conv"] = nn.Sequential(*convs)
         layers["proj"] = _projection(shape, chosen[3])
     elif strides is not None:
@@ -109,7 +107,7 @@ def _strides(stem: str, shape: StemShape, strides: Sequence[int] | None) -> list
 def _projection(shape: StemShape, stride: tuple[int, int]) -> nn.Conv2d:
     kernel = (shape.patch[0] // 2, shape.patch[1] // 2)
     padding = ((kernel[0] - stride[0]) // 2, (kernel[1] - stride[1]) // 2)
-    return nn.Conv2d(HIDDEN, shape.dim, kernel, stride, padding, **shape.factory)  # type: ignore[arg-type]
+    return nn.Conv2d(shape.hidden, shape.dim, kernel, stride, padding, **shape.factory)  # type: ignore[arg-type]
 
 
 def _sides(patch: tuple[int, int]) -> str:

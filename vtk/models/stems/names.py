@@ -9,12 +9,17 @@ from typing import Literal, get_args
 StemName = Literal[
     "hmlp", "hmlp-ln", "conv", "3conv+3bn+3relu+1proj", "3conv+3bn+1proj", "3conv+3relu+1proj", "3conv+1proj",
     "3conv+1proj+1relu", "1proj+1bn+1relu", "1proj+1bn", "1proj+1relu", "1proj", "levit", "levit-ln",
+    "local-transformer",
 ]  # fmt: skip
 STEMS: tuple[StemName, ...] = get_args(StemName)
-"""All stems: of Touvron et al. 2022 (``hmlp…``, ``1proj+1bn``, ``levit…`` for comparison) and of Wang et al. 2022."""
+"""All stems: of Touvron et al. 2022 (``hmlp…``, ``1proj+1bn``; for comparison ``levit…``, ``local-transformer``) and of
+Wang et al. 2022."""
 
 PLAIN: StemName = "1proj"
 """The usual stem of a Vision Transformer."""
+
+LOCAL: StemName = "local-transformer"
+"""The stem that has a number of layers."""
 
 PATCHWISE: frozenset[StemName] = frozenset(name for name in STEMS if name.startswith(("hmlp", "1proj")))
 """Stems in which a token depends only on its own patch, so that masking before and after them is equivalent.

@@ -1,8 +1,9 @@
-"""The transform ``replace_stem``: replaces the patch projection of a Vision Transformer by another stem.
+"""The transform ``replace_stem``: replaces the stem of a Vision Transformer or a VOLO by another one.
 
 The new stem is a subclass of timm's PatchEmbed with a Sequential in place of the convolution: timm handles image sizes,
 padding, position tables and prefix tokens as before. Its tensors are ``patch_embed.proj.…``, those of hMLP as in deit
-(``patch_embed.proj.0.weight``).
+(``patch_embed.proj.0.weight``). VOLO's stem gives a map, and its position table comes later: there the new layers alone
+take the place of the convolutions and the projection (`vtk.models.stems.own.VoloStem`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.models.stems.build import make_stem
 from vtk.models.stems.names import PATCHWISE, ActivationName, StemName
-from vtk.models.stems.shape import StemShape
+from vtk.models.stems.own import VoloStem, own_stem, shape_of
 from vtk.models.transforms.registry import register
 
 _PROJ = "patch_embed.proj"
@@ -59,36 +60,40 @@ class Stem(PatchEmbed):  # type: ignore[misc]
 
 @register("replace_stem")
 def replace_stem(
-    model: nn.Module, *, stem: StemName, act: ActivationName | None = None, strides: Sequence[int] | None = None
-) -> dict[str, str | None]:
-    """Replace the patch projection of a Vision Transformer, in place.
+    model: nn.Module, *, stem: StemName, act: ActivationName | None = None, strides: Sequence[int] | None = None,
+    depth: int | None = None,
+) -> dict[str, str | None]:  # fmt: skip
+    """Replace the stem of a Vision Transformer or a VOLO, in place.
 
     Args:
         model: any timm model whose ``patch_embed`` is timm's PatchEmbed of one convolution: vit, deit (also distilled),
-            BEiT, EVA, CaiT, and their like, also of parallel branches.
+            BEiT, EVA, CaiT, and their like, also of parallel branches; or a VOLO.
         stem: one of `vtk.models.stems.STEMS`.
         act: activation; by default the paper's.
         strides: of the four layers of a conv stem, by default 2, 1, 1, and half the patch.
+        depth: layers of a local-transformer stem, by default 24.
 
     Returns:
         The map from the model's keys to themselves, None for each tensor of the stem. Stems that keep the projection
-        (``1proj…``) have its weights, under the key ``patch_embed.proj.proj.weight``.
+        (``1proj…``, not of a VOLO, whose projection reads convolutions) have its weights, under the key
+        ``patch_embed.proj.proj.weight``.
 
     Raises:
         UsageError: a model or patch size that does not support it; the model is unchanged.
     """
     embed: Any = getattr(model, "patch_embed", None)
     refuse_stem(model, embed)
-    old: nn.Conv2d = embed.proj
-    shape = StemShape(
-        old.in_channels, old.out_channels, tuple(embed.patch_size), device=old.weight.device, dtype=old.weight.dtype
-    )
-    layers = make_stem(stem, shape, act=act, strides=strides, proj=old)
+    is_volo = own_stem(embed) == "conv"
+    old = None if is_volo else embed.proj
+    shape = shape_of(embed)
+    layers = make_stem(stem, shape, act=act, strides=strides, depth=depth, proj=old)
     kept = any(layer is old for layer in layers.modules())
     for layer in layers.modules():
         if layer is not old:
             layer.training = embed.training
-    embed.__class__ = Stem
+    if is_volo:
+        embed.conv, embed.patch_size = None, shape.patch
+    embed.__class__ = VoloStem if is_volo else Stem
     embed.stem, embed.proj = stem, layers
     _name_first_conv(model, layers)
     return {key: _source(key, kept) for key in model.state_dict()}
@@ -101,11 +106,20 @@ def refuse_stem(model: nn.Module, embed: Any) -> None:
         UsageError: names the model and its stem.
     """
     kind = type(model).__name__
-    if isinstance(embed, Stem):
+    if isinstance(embed, (Stem, VoloStem)):
         raise UsageError(f"{kind} already has the stem {embed.stem}; a stem is replaced once")
-    if type(embed) is not PatchEmbed:
-        what = "no `patch_embed`" if embed is None else f"a {type(embed).__name__} as its `patch_embed`"
-        raise UsageError(f"{kind} has {what}, and --stem replaces timm's PatchEmbed only (vit_*, deit_*, beit_*, …)")
+    own = own_stem(embed)
+    if own is None:
+        found = type(embed)
+        # classes of other modules of timm have the same name
+        name = f"{found.__module__}.{found.__name__}" if found.__name__ == PatchEmbed.__name__ else found.__name__
+        what = "no `patch_embed`" if embed is None else f"a {name} as its `patch_embed`"
+        raise UsageError(
+            f"{kind} has {what}, and --stem replaces the projection of timm.layers.PatchEmbed; give a model that has "
+            "one (vit_*, deit_*, beit_*, …) or a volo_*"
+        )
+    if own == "conv":
+        return
     conv = embed.proj
     plain = type(conv) is nn.Conv2d and conv.kernel_size == conv.stride == tuple(embed.patch_size)
     if not plain or conv.padding != (0, 0) or conv.dilation != (1, 1) or conv.groups != 1:

@@ -24,6 +24,7 @@ class StemShape:
         patch: height and width of a patch in pixels: the stem's total stride.
         device: of its parameters.
         dtype: of its parameters.
+        hidden: channels between the convolutions of a conv stem: 64, as in VOLO up to d4.
     """
 
     in_chans: int
@@ -31,6 +32,7 @@ class StemShape:
     patch: tuple[int, int]
     device: torch.device | None = None
     dtype: torch.dtype | None = None
+    hidden: int = 64
 
     @property
     def factory(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from timm.layers import Attention, DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
+from vtk.models.initialization.draw import reset
 from vtk.models.structure import EXAMPLES
 from vtk.models.transforms.registry import register
 
@@ -99,9 +100,7 @@ def add_block(model: nn.Module, *, kind: str) -> dict[str, str | None]:
         new.norm.eps = norm.eps
     for layer in new.modules():
         if isinstance(layer, nn.Linear):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+            reset(layer, "extra_block.linear")
     model.blocks.append(new.train(model.blocks[-1].training))
     model.feature_info = [*model.feature_info, {**model.feature_info[-1], "module": f"blocks.{depth}"}]
     return {key: key if key in before else None for key in model.state_dict()}

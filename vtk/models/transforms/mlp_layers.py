@@ -8,7 +8,8 @@
 
 Its fourth row, MLP→Conv1D+GELU, is timm's FFN: a convolution of width 1 along the tokens is a linear layer per token.
 The text replaces the block of fc and activation, of which an FFN has one, so ``fc2`` has no BatchNorm here; the paper's
-Algorithm 2, which would show it, is not in its text.
+Algorithm 2, which would show it, is not in its text. In a VOLO, the table's other model, the FFNs of its encoder change
+(Outlookers and transformers), and those of its class attention stay.
 """
 
 from typing import Any, Literal, get_args
@@ -16,6 +17,7 @@ from typing import Any, Literal, get_args
 import timm.models.vision_transformer as vit
 import torch
 from timm.layers import Mlp
+from timm.models import volo
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
@@ -47,17 +49,19 @@ class TokenBatchNormAct(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, N, hidden) to (B, N, hidden)."""
+        """Map (B, N, hidden), or (B, H, W, hidden) of a VOLO, to the same shape."""
+        if x.ndim == 4:
+            return self.forward(x.flatten(1, 2)).unflatten(1, x.shape[1:3])
         y: Tensor = self.act(self.bn(x.transpose(1, 2)).transpose(1, 2))
         return y
 
 
 @register("change_mlp")
 def change_mlp(model: nn.Module, *, design: Design) -> dict[str, str | None]:
-    """Change the FFN of every block of a Vision Transformer, in place.
+    """Change the FFN of every block of a Vision Transformer or of a VOLO's encoder, in place.
 
     Args:
-        model: a timm VisionTransformer of sequential or parallel blocks.
+        model: a timm VisionTransformer of sequential or parallel blocks, or a VOLO.
         design: ``relu``, ``bn`` or ``no-norm``.
 
     Returns:
@@ -69,9 +73,7 @@ def change_mlp(model: nn.Module, *, design: Design) -> dict[str, str | None]:
     """
     if design not in get_args(Design):
         raise UsageError(f"`--mlp` is {design}; allowed is {', '.join(get_args(Design))}")
-    if not isinstance(model, vit.VisionTransformer):
-        raise UsageError(f"`--mlp` changes timm's VisionTransformer ({EXAMPLES}), not {type(model).__name__}")
-    places = [place for i, block in enumerate(model.blocks) for place in _places(f"blocks.{i}", block)]
+    places = [place for where, block in _blocks(model) for place in _places(where, block)]
     before = set(model.state_dict())
     for parent, norm, mlp in places:
         if design == "no-norm":
@@ -85,15 +87,24 @@ def change_mlp(model: nn.Module, *, design: Design) -> dict[str, str | None]:
     return {key: key if key in before else None for key in model.state_dict()}
 
 
+def _blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    if isinstance(model, vit.VisionTransformer):
+        return [(f"blocks.{i}", block) for i, block in enumerate(model.blocks)]
+    if isinstance(model, volo.VOLO):
+        stages = [(i, stage) for i, stage in enumerate(model.network) if isinstance(stage, nn.Sequential)]
+        return [(f"network.{i}.{j}", block) for i, stage in stages for j, block in enumerate(stage)]
+    raise UsageError(f"`--mlp` changes timm's VisionTransformer ({EXAMPLES}) and VOLO, not {type(model).__name__}")
+
+
 def _places(where: str, block: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return, for each FFN of a block, its parent module, the name of its norm there, and the FFN."""
     if isinstance(block, vit.ParallelThingsBlock):
         found = [(branch, "norm", branch.mlp) for branch in block.ffns]
-    elif type(block) is vit.Block:
+    elif type(block) in (vit.Block, volo.Outlooker, volo.Transformer):
         found = [(block, "norm2", block.mlp)]
     else:
         raise UsageError(
-            f"`--mlp`: {where} is a {type(block).__name__}; supported are timm's Block and ParallelThingsBlock"
+            f"`--mlp`: {where} is a {type(block).__name__}; supported are timm's Block, ParallelThingsBlock, VOLO's"
         )
     for parent, norm, mlp in found:
         if type(mlp) is not Mlp:

@@ -12,6 +12,7 @@ from timm.layers import Mlp
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
+from vtk.models.initialization.draw import reset
 from vtk.models.transforms.blocks import branch_modules, choose_layers, find_blocks
 from vtk.models.transforms.registry import register
 
@@ -35,8 +36,7 @@ class SqueezeExcite(nn.Module):
         self.fc1 = nn.Linear(dim, hidden, device=device, dtype=dtype)
         self.fc2 = nn.Linear(hidden, dim, device=device, dtype=dtype)
         for layer in (self.fc1, self.fc2):
-            nn.init.trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+            reset(layer, "squeeze_excite.linear")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens (B, N, C) to tokens (B, N, C)."""

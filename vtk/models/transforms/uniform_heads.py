@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vtk.errors import UsageError
+from vtk.models.initialization.draw import reset
 from vtk.models.transforms.blocks import branch_modules, choose_layers, find_blocks
 from vtk.models.transforms.registry import register
 
@@ -154,10 +155,9 @@ def _rows(qkv: nn.Linear, heads: int, dim: int, counts: Sequence[int], widths: S
     rows = sum(count * width for count, width in zip(counts, widths, strict=True))
     weight = qkv.weight.detach()
     layer = nn.Linear(qkv.in_features, rows, bias=qkv.bias is not None, device=weight.device, dtype=weight.dtype)
-    nn.init.trunc_normal_(layer.weight, std=0.02)
+    reset(layer, "uniform_heads.qkv")
     targets = [(layer.weight, weight)]
     if qkv.bias is not None:
-        nn.init.zeros_(layer.bias)
         targets.append((layer.bias, qkv.bias.detach()))
     with torch.no_grad():
         for target, source in targets:

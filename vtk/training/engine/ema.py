@@ -43,7 +43,14 @@ class Ema:
     def update(self) -> None:
         """Take in the parameters as they are now."""
         self.step += 1
-        torch._foreach_lerp_(list(self.averages.values()), self.tensors(), 1 - decay_at(self.step, self.decay))
+        torch._foreach_lerp_(list(self.averages.values()), self.tensors(), 1 - self.kept())
+
+    def kept(self) -> float:
+        """Return the share of the average that this update, number ``step``, keeps."""
+        return decay_at(self.step, self.decay)
+
+    def skip(self) -> None:
+        """Do nothing: a step that was left out leaves the average as it is."""
 
     def tensors(self) -> list[Tensor]:
         """Return the parameters as they are, in the order of ``averages``."""

@@ -1,13 +1,14 @@
 """A learner: parameters that one optimizer steps, with their clipping and their learning rate."""
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from vtk.training.engine.ema import Ema
 from vtk.training.engine.loss_scale import LossScaler
-from vtk.training.engine.param_groups import OptimConfig, make_optimizer, make_schedule
+from vtk.training.engine.param_groups import OptimConfig, WeightDecay, make_optimizer, make_schedule
 from vtk.training.options.running import GraphChoice
 from vtk.training.policies.policy import live_buffers
 
@@ -40,6 +41,19 @@ class FitConfig(LearnerConfig, Protocol):
     def stop_after(self) -> int | None: ...  # noqa: D102
 
 
+@runtime_checkable
+class Averaging(Protocol):
+    """An objective whose targets come from a moving average of the model that learns."""
+
+    def average(self, tensors: Mapping[str, Tensor], steps: int) -> Ema:
+        """Return the average, which is saved and evaluated as that of ``--ema``.
+
+        Args:
+            tensors: parameters that are trained, and buffers that training changes, by name, on the device.
+            steps: of the whole run.
+        """
+
+
 class Learner:
     """The trainable parameters of a model, or of one task of a model of several.
 
@@ -48,6 +62,7 @@ class Learner:
         model: holds the parameters.
         config: optimizer, learning rate and clipping.
         steps: of the whole run.
+        averaging: makes the average; by default it is that of ``config.ema``, if any.
 
     Attributes:
         steps: of the whole run.
@@ -60,20 +75,24 @@ class Learner:
         ema: average of the parameters and of the buffers that training changes; None without ``config.ema``.
     """
 
-    def __init__(self, name: str, model: nn.Module, config: LearnerConfig, steps: int) -> None:
+    def __init__(
+        self, name: str, model: nn.Module, config: LearnerConfig, steps: int, averaging: Averaging | None = None
+    ) -> None:
         self.name, self.config, self.steps = name, config, steps
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(model, config)
         self.schedule = make_schedule(self.optimizer, config, steps)
+        self.weight_decay = WeightDecay(self.optimizer, config, steps)
         self.lr = self._lr()
         self.in_row = 0
         self.buffers = [b for n, b in model.named_buffers() if n in live_buffers(model)]
         self._kept: list[Tensor] = []
         self.ema: Ema | None = None
-        if config.ema is not None:
+        if averaging is not None or config.ema is not None:
             live = live_buffers(model)
             buffers = {n: b for n, b in model.named_buffers() if n in live and b.is_floating_point()}
-            self.ema = Ema({**{n: p for n, p in model.named_parameters() if p.requires_grad}, **buffers}, config.ema)
+            tensors = {**{n: p for n, p in model.named_parameters() if p.requires_grad}, **buffers}
+            self.ema = averaging.average(tensors, steps) if averaging else Ema(tensors, config.ema or 0.0)
 
     def load(self, optimizer: dict[str, Any], schedule: dict[str, Any], ema: dict[str, Any]) -> None:
         """Go on from saved states."""
@@ -93,13 +112,17 @@ class Learner:
         if self.config.clip_grad:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip_grad)
         self.lr = self._lr()
+        self.weight_decay.set_at(self.schedule.last_epoch)
         stepped = (scaler.skips or self._finite(norm)) and scaler.step(self.optimizer)
         if stepped:
             self.schedule.step()
             if self.ema is not None:
                 self.ema.update()
-        elif self._kept:
-            torch._foreach_copy_(self.buffers, self._kept)
+        else:
+            if self._kept:
+                torch._foreach_copy_(self.buffers, self._kept)
+            if self.ema is not None:
+                self.ema.skip()
         self.in_row = 0 if stepped else self.in_row + 1
         return stepped
 

@@ -14,7 +14,7 @@ from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.callbacks import StepInfo
 from vtk.training.engine.compile_passes import steps_of
 from vtk.training.engine.gradients import Means
-from vtk.training.engine.learner import FitConfig, Learner
+from vtk.training.engine.learner import Averaging, FitConfig, Learner
 from vtk.training.engine.loop_state import LoopState
 from vtk.training.engine.partial_epoch import PartialEpoch, epoch_row
 from vtk.training.engine.precision import Precision
@@ -82,8 +82,9 @@ class Loop:
         model.to(ranks.device)
         precision.prepare(model, trained)
         parts = {"": model} if learners is None else learners
+        averaging = objective if isinstance(objective, Averaging) else None
         self.learners = [
-            Learner(name, part, config, self.steps.of_learner(stream))
+            Learner(name, part, config, self.steps.of_learner(stream), averaging)
             for stream, (name, part) in enumerate(parts.items())
         ]
         last = {stream for step in self.steps.of_epoch(self.epochs - 1) for stream, _ in step}

@@ -126,3 +126,26 @@ def lr_factor(step: int, total: int, warmup: float, floor: float, schedule: str 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimConfig, total: int) -> LambdaLR:
     """Return a schedule that is stepped once per optimizer step, ``total`` times in all."""
     return LambdaLR(optimizer, lambda step: lr_factor(step, total, config.warmup, config.min_lr, config.schedule))
+
+
+class WeightDecay:
+    """Weight decay that changes on half a cosine over the run (Caron et al. 2021: from 0.04 to 0.4).
+
+    Args:
+        optimizer: its groups that have a decay.
+        config: with ``weight_decay_end``; without, or None, the decay stays as it is.
+        total: steps of the run.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, config: OptimConfig, total: int) -> None:
+        self.optimizer, self.total, self.start = optimizer, total, config.weight_decay
+        self.end: float | None = getattr(config, "weight_decay_end", None)  # only pre-training has it
+        self.groups = [i for i, group in enumerate(optimizer.param_groups) if group.get("weight_decay")]
+
+    def set_at(self, step: int) -> None:
+        """Set the decay of step ``step`` (from 0)."""
+        if self.end is None:
+            return
+        left = 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.total)))
+        for i in self.groups:  # by number: a resumed optimizer has other dictionaries
+            self.optimizer.param_groups[i]["weight_decay"] = self.end + (self.start - self.end) * left

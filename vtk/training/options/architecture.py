@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.card import InitName, Transform
 from vtk.errors import UsageError
-from vtk.models.stems.names import PLAIN, ActivationName, StemName
+from vtk.models.stems.names import LOCAL, PLAIN, ActivationName, StemName
 from vtk.options import Option
 from vtk.training.options.variants import VariantOptions
 
@@ -26,12 +26,13 @@ class ArchitectureOptions(VariantOptions):
     ] = None
     stem_act: Annotated[
         ActivationName | None,
-        Option("activation of the stem (default: ReLU for conv, GELU for hmlp and levit)"),
+        Option("activation of the stem (default: ReLU for conv, GELU for other stems)"),
     ] = None
     stem_strides: Annotated[
         tuple[int, ...] | None,
         Option("strides of a conv stem's four layers (default: 2,1,1 and half the patch)", least=1, nonempty=True),
     ] = None
+    stem_depth: Annotated[int | None, Option("layers of the local-transformer stem (default: 24)", least=1)] = None
     mlp: Annotated[
         Literal["relu", "bn", "no-norm"] | None,
         Option("FFN variant: relu, bn or no-norm (Wang et al. 2022, Table 5)"),
@@ -82,15 +83,18 @@ class ArchitectureOptions(VariantOptions):
 
     def _stem_transform(self) -> list[Transform]:
         if self.stem in (None, PLAIN):
-            for name, value in (("act", self.stem_act), ("strides", self.stem_strides)):
-                if value is not None:
-                    raise UsageError(f"`--stem-{name}` needs another stem than the model's own; add --stem conv")
-            return []
+            for name, other in (("act", "conv"), ("strides", "conv"), ("depth", LOCAL)):
+                if getattr(self, f"stem_{name}") is not None:
+                    raise UsageError(f"`--stem-{name}` needs another stem than the model's own; add --stem {other}")
+            # the model knows whether that is its own (`vtk.models.stems.own`)
+            return [] if self.stem is None else [Transform("replace_stem", {"stem": self.stem})]
         arguments: dict[str, Any] = {"stem": "conv" if self.stem == "3conv+3bn+3relu+1proj" else self.stem}
         if self.stem_act is not None:
             arguments["act"] = self.stem_act
         if self.stem_strides is not None:
             arguments["strides"] = list(self.stem_strides)
+        if self.stem_depth is not None:
+            arguments["depth"] = self.stem_depth
         return [Transform("replace_stem", arguments)]
 
     def _check_trained_parts(self, policy: str, tasks: bool) -> None:

@@ -10,7 +10,7 @@ from vtk.options import Config, Option, require
 
 @dataclass(frozen=True, kw_only=True)
 class VariantOptions(Config):
-    """Attention blocks and smoothing in a ResNet; local or softmax-free attention, uniform heads, more layers in a ViT."""
+    """Attention blocks and smoothing in a ResNet; other attention, heads and layers in a ViT."""
 
     GROUP: ClassVar[str] = "architecture variants"
 

@@ -5,10 +5,11 @@ from typing import Annotated, ClassVar
 
 from vtk.options import Config, Option, require
 
-CropScale = Annotated[
-    tuple[float, ...], Option("random resized crop: smallest and largest area", above=0, most=1, length=2,
-                              allowed="two areas, 0 < smallest ≤ largest ≤ 1")
-]  # fmt: skip
+_AREAS = "two areas, 0 < smallest ≤ largest ≤ 1"
+_CROP = Option("random resized crop: smallest and largest area", above=0, most=1, length=2, allowed=_AREAS)
+CropScale = Annotated[tuple[float, ...], _CROP]
+MaybeCropScale = Annotated[tuple[float, ...] | None, _CROP]
+"""None for a default that depends on another option."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,16 @@ class ViewOptions(Config):
     ] = 0.0
 
     def _check_views(self) -> None:
-        require(self.crop_scale[0] <= self.crop_scale[1], "crop_scale", self.crop_scale,
-                "two areas, 0 < smallest ≤ largest ≤ 1")  # fmt: skip
+        check_areas("crop_scale", self.crop_scale)
+
+
+def check_areas(name: str, areas: tuple[float, ...] | None) -> None:
+    """Refuse areas of an option in the wrong order.
+
+    Raises:
+        UsageError: says what is allowed.
+    """
+    require(areas is None or areas[0] <= areas[1], name, areas, _AREAS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 The tokenizer that gives the words is trained on the same images (Touvron et al. 2022, sec. 5); nothing is downloaded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -85,9 +85,9 @@ class Beit(MaskedMethod):
             assert self.tokenizer is not None
             check_fits(self.tokenizer, self.patch, spec, config.tokenizer)
 
-    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+    def transforms(self, augment: Callable[..., Transform], plain: Transform) -> tuple[Transform, Transform]:
         """Return both unchanged; the tokenizer learns from the same."""
-        self._views = augment, plain
+        self._views = augment(), plain
         return self._views
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:

@@ -16,16 +16,26 @@ from vtk.training.options.contrastive import ContrastiveOptions
 from vtk.training.options.outcome import TrackOptions
 from vtk.training.options.recipe import ClipGrad, Epochs, FixedBatchSize, LearningRate, OptKwargs, RecipeOptions
 from vtk.training.options.running import RunningOptions, TrialOptions
+from vtk.training.options.self_distillation import DinoOptions
 from vtk.training.options.sharpness import SamOptions
 from vtk.training.options.source import Pretrained, SourceOptions
-from vtk.training.pretrain.options import MaskedViewOptions, MaskOptions, PixelOptions, TokenizerOptions
+from vtk.training.pretrain.options import (
+    DecayOptions,
+    MaskedViewOptions,
+    MaskOptions,
+    PixelOptions,
+    ProbeOptions,
+    TokenizerOptions,
+)
 from vtk.training.recipes import recipe_values
 
+_CROP = {"crop_scale": (0.2, 1.0)}
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "beit": {"mask_ratio": 0.4, "mask_shape": "block", "norm_pixels": False},
-    "mae": {"mask_ratio": 0.75, "mask_shape": "random", "norm_pixels": True},
-    "simmim": {"mask_ratio": 0.6, "mask_shape": "random", "norm_pixels": False},
-    "supcon": {},
+    "beit": {"mask_ratio": 0.4, "mask_shape": "block", "norm_pixels": False, **_CROP},
+    "dino": {"crop_scale": (0.4, 1.0), "weight_decay_end": 0.4},
+    "mae": {"mask_ratio": 0.75, "mask_shape": "random", "norm_pixels": True, **_CROP},
+    "simmim": {"mask_ratio": 0.6, "mask_shape": "random", "norm_pixels": False, **_CROP},
+    "supcon": _CROP,
 }
 """Defaults by method; its keys are the methods."""
 
@@ -35,6 +45,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("decoder_depth", "decoder_dim"), ("mae",)),
     **dict.fromkeys((f.name for f in dataclasses.fields(TokenizerOptions)), ("beit",)),
     **dict.fromkeys((f.name for f in dataclasses.fields(ContrastiveOptions)), ("supcon",)),
+    **dict.fromkeys((f.name for f in dataclasses.fields(DinoOptions)), ("dino",)),
     **dict.fromkeys(("sam", "sam_adaptive"), ("supcon",)),
 }
 """Options that only some methods have."""
@@ -48,8 +59,11 @@ class PretrainConfig(
     TrackOptions,
     MaskedViewOptions,
     SamOptions,
+    ProbeOptions,
+    DecayOptions,
     RecipeOptions,
     ContrastiveOptions,
+    DinoOptions,
     TokenizerOptions,
     PixelOptions,
     MaskOptions,
@@ -67,8 +81,8 @@ class PretrainConfig(
         Path | None, Option("folder of images, at any depth; val/ beside train/ is held out", "data", often=True)
     ] = None
     method: Annotated[
-        Literal["beit", "mae", "simmim", "supcon"],
-        Option("predict masked visual words (beit) or pixels (mae, simmim), or contrast classes (supcon)", "method",
+        Literal["beit", "mae", "simmim", "dino", "supcon"],
+        Option("masked words (beit) or pixels (mae, simmim), self-distillation (dino), or classes (supcon)", "method",
                often=True),
     ] = "beit"  # fmt: skip
     pretrained: Pretrained = False
@@ -106,10 +120,15 @@ class PretrainConfig(
                 raise UsageError(f"`{flag}` is for --method {' and '.join(methods)}; --method is {self.method}")
         if self.weights is not None and self.pretrained:
             raise UsageError("`--weights` and --pretrained both give initial weights; give one of them")
+        if self.method == "dino" and self.ema is not None:
+            raise UsageError(
+                "`--ema`: the moving average of --method dino is its teacher, which is kept; give --teacher-momentum"
+            )
         self._check_recipe()
         self._check_input()
         self._check_architecture()
         self._check_pixels()
+        self._check_dino()
         self._check_sam()
         self._check_views()
         self._check_running()
@@ -125,5 +144,6 @@ class PretrainConfig(
         return own | recipe_values(self.recipe, type(self))
 
     def _of_method(self) -> dict[str, Any]:
-        betas = {"opt_kwargs": ("betas=[0.9,0.95]",)} if self.optimizer == "adamw" else {}
+        own = self.optimizer == "adamw" and self.method != "dino"  # whose authors keep torch's 0.9 and 0.999
+        betas = {"opt_kwargs": ("betas=[0.9,0.95]",)} if own else {}
         return _DEFAULTS[self.method] | betas

@@ -4,13 +4,14 @@ import math
 from typing import Any
 
 import torch
-from timm.layers import build_sincos2d_pos_embed, trunc_normal_
+from timm.layers import build_sincos2d_pos_embed
 from timm.models import checkpoint_seq
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from vtk.card import InputSpec
 from vtk.errors import UsageError
+from vtk.models.initialization.draw import reset, reset_tensor
 from vtk.training.objectives.base import Objective
 from vtk.training.pretrain import reconstruction_plots
 from vtk.training.pretrain.config import PretrainConfig
@@ -45,9 +46,8 @@ class MaeModel(MaskedModel):
         self.register_buffer("mask_places", places[None], persistent=False)
         for layer in self.modules():
             if isinstance(layer, nn.Linear) and not any(layer is own for own in self.backbone.modules()):
-                trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
-        trunc_normal_(self.mask_token, std=0.02)
+                reset(layer, "mae.linear")
+        reset_tensor(self.mask_token, "mae.mask_token")
 
     def encode(self, images: Tensor, mask: Tensor, count: int) -> Tensor:
         """Return the backbone's tokens (B, prefix + N - count, C) of the patches that ``mask`` (B, N) keeps."""

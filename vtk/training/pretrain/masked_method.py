@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
 from vtk import console
@@ -14,7 +13,9 @@ from vtk.card import InputSpec
 from vtk.data.loading.loader import Transform
 from vtk.errors import UsageError
 from vtk.models.arguments import parse_model_kwargs
+from vtk.models.initialization.draw import reset, reset_tensor
 from vtk.models.inputs import check_size
+from vtk.training.engine.step_rule import StepRule
 from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.masks import Masks, make_masks
@@ -54,16 +55,16 @@ class TokenModel(MaskedModel):
         backbone: a timm model whose ``forward_features`` gives (B, prefix + N, C).
         outputs: numbers to predict of each hidden patch.
         at: where patches are hidden.
+        kind: of the linear layer, in the table of `vtk.models.initialization`.
     """
 
-    def __init__(self, backbone: nn.Module, outputs: int, at: At) -> None:
+    def __init__(self, backbone: nn.Module, outputs: int, at: At, kind: str = "beit.linear") -> None:
         super().__init__(backbone, at)
         width = int(self.backbone.num_features)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, int(self.backbone.embed_dim)))
         self.predict = nn.Linear(width, outputs)
-        trunc_normal_(self.mask_token, std=0.02)
-        trunc_normal_(self.predict.weight, std=0.02)
-        nn.init.zeros_(self.predict.bias)
+        reset_tensor(self.mask_token, "masked.mask_token")
+        reset(self.predict, kind)
 
     def tokens(self, images: Tensor, mask: Tensor) -> Tensor:
         """Return the tokens (B, N, C) of all patches of images, of which ``mask`` (B, N) is hidden, after the norm."""
@@ -142,9 +143,12 @@ class MaskedMethod:
         rows, columns = (side * own // pixels for side, own, pixels in zip(spec.size, grid, sides, strict=True))
         self.masks = self._masks((rows, columns), config)
 
-    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+    def transforms(self, augment: Callable[..., Transform], plain: Transform) -> tuple[Transform, Transform]:
         """Return both unchanged."""
-        return augment, plain
+        return augment(), plain
+
+    def step_rule(self, model: nn.Module) -> StepRule | None:
+        """Return None: steps are plain."""
 
     def _masks(self, grid: tuple[int, int], config: PretrainConfig) -> Masks:
         assert config.mask_ratio is not None and config.mask_shape is not None

@@ -7,7 +7,7 @@ objective, resumes, and writes ``backbone.safetensors``. A new method is a class
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.data.audit.result import DataAudit
 from vtk.data.loading.loader import Transform
+from vtk.data.loading.train_pipeline import TrainTransform
 from vtk.training.engine.processes import Ranks
+from vtk.training.engine.step_rule import StepRule
 from vtk.training.objectives.base import Objective
 from vtk.training.pretrain.config import PretrainConfig
 
 METHODS: Mapping[str, str] = {
     "beit": "vtk.training.pretrain.beit:Beit",
+    "dino": "vtk.training.pretrain.dino.method:Dino",
     "mae": "vtk.training.pretrain.mae:Mae",
     "simmim": "vtk.training.pretrain.simmim:SimMim",
     "supcon": "vtk.training.pretrain.supcon:SupCon",
@@ -73,11 +76,12 @@ class Method(Protocol):
             UsageError: the backbone, or an option that does not fit it.
         """
 
-    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+    def transforms(self, augment: Callable[..., TrainTransform], plain: Transform) -> tuple[Transform, Transform]:
         """Return the transforms of training images and of held-out images.
 
         Args:
-            augment: random crop, flip and colours, as the flags say.
+            augment: makes a transform of random crop, flip and colours, as the flags say, but for the arguments of
+                `train_transform` that it is given.
             plain: the same every time.
         """
 
@@ -94,6 +98,9 @@ class Method(Protocol):
 
         Called after `model`, when the run owns its folder: the main process may write a file of the method.
         """
+
+    def step_rule(self, model: nn.Module) -> StepRule | None:
+        """Return the step rule, in place of a plain step; None for that. Called after `objective`."""
 
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
         """Draw results into ``setting.out``, in the main process at the end of the run.

@@ -1,11 +1,11 @@
-"""Options of pre-training alone: masks, pixel targets, the tokenizer, views of an image."""
+"""Options of pre-training alone: masks, pixel targets, the tokenizer, views of an image, probes."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from vtk.options import Config, Option, require
-from vtk.training.options.views import CropScale, ViewOptions
+from vtk.training.options.views import MaybeCropScale, ViewOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,33 @@ class TokenizerOptions(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecayOptions(Config):
+    """Weight decay that changes."""
+
+    GROUP: ClassVar[str] = "schedule"
+
+    weight_decay_end: Annotated[
+        float | None,
+        Option("final weight decay, on half a cosine (default: dino 0.4, else constant)", least=0, most=1e6),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions(Config):
+    """Accuracies of the frozen features."""
+
+    GROUP: ClassVar[str] = "evaluation"
+
+    probe: Annotated[
+        Literal["auto", "on", "off"],
+        Option("k-NN and linear-probe accuracy by class folders, every epoch; auto: for dino", often=True),
+    ] = "auto"
+    probe_images: Annotated[int, Option("training images for k-NN and linear probe, at most", least=2)] = 10000
+    knn_k: Annotated[int, Option("neighbours of the k-NN accuracy", least=1)] = 20
+
+
+@dataclass(frozen=True, kw_only=True)
 class MaskedViewOptions(ViewOptions):
     """Augmentation of training images; without colour jitter, because masking is the stronger change."""
 
-    crop_scale: CropScale = (0.2, 1.0)
+    crop_scale: MaybeCropScale = None  # type: ignore[assignment]  # of the method, once resolved

@@ -28,6 +28,7 @@ from vtk.training.engine.streams import ImageStream, Stream
 from vtk.training.policies import policy
 from vtk.training.pretrain import outputs
 from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.pretrain.feature_probe import FeatureProbe, make_probe
 from vtk.training.pretrain.images import read_images
 from vtk.training.pretrain.method import Method, Setting, make_method
 from vtk.training.pretrain.seeds import SeededStream, number_images
@@ -67,12 +68,14 @@ class Plan:
 
     def views(self, spec: InputSpec, mirroring: Mirroring) -> tuple[loader.Transform, loader.Transform]:
         """Return what makes tensors of images to train on, and of held-out ones."""
-        config, (low, high) = self.config, self.config.crop_scale
-        augment = train_transform(
-            spec, crop_scale=(low, high), hflip=mirroring.probability, auto_augment=config.auto_augment,
-            color_jitter=config.color_jitter,
-        )  # fmt: skip
-        return self.method.transforms(augment, eval_transform(spec))
+        config = self.config
+        assert config.crop_scale is not None
+        low, high = config.crop_scale
+        usual: dict[str, Any] = {
+            "spec": spec, "crop_scale": (low, high), "hflip": mirroring.probability,
+            "auto_augment": config.auto_augment, "color_jitter": config.color_jitter,
+        }  # fmt: skip
+        return self.method.transforms(lambda **changes: train_transform(**{**usual, **changes}), eval_transform(spec))
 
 
 def make_plan(config: PretrainConfig, ranks: Ranks) -> Plan:
@@ -110,6 +113,7 @@ class Inputs:
         workers: processes that load images, for each training process.
         stream: of training batches.
         epochs: how many the run will have.
+        probe: scores the features; None for none.
     """
 
     audit: DataAudit
@@ -120,6 +124,7 @@ class Inputs:
     workers: int
     stream: Stream
     epochs: int
+    probe: FeatureProbe | None
 
 
 def read_inputs(plan: Plan, saved: Saved | None) -> Inputs:
@@ -130,7 +135,7 @@ def read_inputs(plan: Plan, saved: Saved | None) -> Inputs:
         saved: state of the run that is resumed; None for a new one.
 
     Raises:
-        DataError: the images or the weights cannot be used.
+        DataError: the images or the weights cannot be used, or ``--probe on`` finds no classes.
         UsageError: the batch size does not fit the images.
     """
     config, ranks, method = plan.config, plan.ranks, plan.method
@@ -162,7 +167,8 @@ def read_inputs(plan: Plan, saved: Saved | None) -> Inputs:
     # a batch size that does not fit is refused here, before anything is written
     steps = len(plan_steps([stream.sizes], config.accumulate))
     epochs = planned_epochs(config.epochs, steps, config.max_steps)
-    return Inputs(audit, spec, mirroring, views, created, workers, stream, epochs)
+    probe = make_probe(config, audit, eval_transform(spec), workers, ranks)
+    return Inputs(audit, spec, mirroring, views, created, workers, stream, epochs, probe)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from vtk.formats import write_json
 from vtk.training.engine.param_groups import describe_rates
 from vtk.training.engine.result import FitState
 from vtk.training.pretrain import outputs
+from vtk.training.pretrain.feature_probe import METRICS as PROBED
 from vtk.training.pretrain.prepare import Inputs, Plan, Trainee
 from vtk.training.pretrain.reconstruction_plots import SHOWN
 from vtk.training.runs import outputs as run_outputs
@@ -86,6 +87,7 @@ class Records:
         plan, config, row = self.plan, self.plan.config, self.rows[-1]
         created, audit = self.inputs.created, self.inputs.audit
         metrics = {key.removeprefix("val_"): value for key, value in row.items() if key.startswith("val_")}
+        metrics |= {key: row[key] for key in PROBED if key in row}
         started = config.weights is not None or config.pretrained
         return Card(
             model=created.spec,

@@ -13,7 +13,7 @@ class PretrainResult:
     Attributes:
         out: folder of the run.
         backbone: the checkpoint of the last epoch: timm's keys and a card, no classifier.
-        method: ``beit``, ``mae``, ``simmim`` or ``supcon``.
+        method: ``beit``, ``dino``, ``mae``, ``simmim`` or ``supcon``.
         rows: numbers of every epoch.
         numbers: of the method: patches and masked patches; for beit also statistics of the tokenizer.
         images_per_second: of training, without evaluation; NaN when nothing was left to train.
@@ -41,7 +41,8 @@ class PretrainResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        last = {k: v for k, v in self.rows[-1].items() if k in ("loss", "lr") or k.startswith("val_")}
+        named = ("loss", "lr", "knn_top1", "probe_top1")
+        last = {k: v for k, v in self.rows[-1].items() if k in named or k.startswith("val_")}
         return {
             "out": str(self.out),
             "backbone": str(self.backbone),

@@ -14,6 +14,7 @@ from vtk.options import expect
 from vtk.training.engine.callback_list import Callbacks, main_callbacks
 from vtk.training.engine.callbacks import Callback
 from vtk.training.engine.fitting import DivergedError, fit
+from vtk.training.engine.precision import Fp32
 from vtk.training.engine.processes import Ranks, open_ranks
 from vtk.training.engine.progress import EpochLines
 from vtk.training.engine.result import EpochEnd, FitState
@@ -21,6 +22,7 @@ from vtk.training.engine.save_schedule import Saves, StopSignals, refuse_stopped
 from vtk.training.objectives.base import Objective
 from vtk.training.options.running import parse_interval
 from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.pretrain.feature_probe import METRICS, describe_scores
 from vtk.training.pretrain.held_out_loss import HeldOut
 from vtk.training.pretrain.prepare import Inputs, Plan, make_plan, make_trainee, read_inputs
 from vtk.training.pretrain.records import Records
@@ -96,10 +98,15 @@ def _train(records: Records, saved: resume_state.Saved | None, callbacks: Callba
     config, ranks = plan.config, plan.ranks
     ranks.wait()
     objective = plan.method.objective(trainee.setting)  # BEiT writes its tokenizer here
+    if inputs.probe is not None and saved is None:
+        before = inputs.probe.score(trainee.model.to(ranks.device).eval(), Fp32())
+        if ranks.main:
+            console.say(f"{inputs.probe}; before training {describe_scores(before)}")
     epochs = Epochs(records, _held_out(plan, inputs, objective), callbacks)
     with StopSignals().listen(ranks) as signals:
         result = fit(
-            trainee.model, objective, [inputs.stream], config, plan.precision, step_rule=trainee.rule, ranks=ranks,
+            trainee.model, objective, [inputs.stream], config, plan.precision, ranks=ranks,
+            step_rule=trainee.rule or plan.method.step_rule(trainee.model),
             start=saved.fit if saved else None, on_epoch=epochs.end, callbacks=callbacks,
             max_steps=config.max_steps, saves=Saves(epochs.save, parse_interval(config.save_every), signals),
         )  # fmt: skip
@@ -144,19 +151,22 @@ class Epochs:
         with end.averaged():
             scores = self.held_out.score(model)
             self.plan.precision.before_eval(model)
+            probe = self.records.inputs.probe
+            probed = {} if probe is None else probe.score(model, self.plan.precision)
             numbers = {f"val_{name}": value for name, value in scores.items()}
             if not math.isfinite(numbers["val_loss"]):
                 raise DivergedError(
                     f"the held-out loss is {numbers['val_loss']} after epoch {end.epoch}; use a lower --lr or a longer "
                     "--warmup"
                 )
-            numbers |= {key: float(value) for key, value in self.plan.config.trial.items()}
+            numbers |= probed | {key: float(value) for key, value in self.plan.config.trial.items()}
             self.records.rows.append({**end.row, **numbers})
             if main:
                 self.records.save_backbone()
                 self.callbacks.save("backbone", self.out / run_outputs.BACKBONE, end.epoch)
         if main:
             others = "".join(f", {name} {value:.3f}" for name, value in scores.items() if name != "loss")
+            others += f", {describe_scores(probed)}" if probed else ""
             summary = (
                 f"loss {end.row['loss']:.4f}, held-out {numbers['val_loss']:.4f}{others}, "
                 f"{end.row['images_per_second']:,.0f} images/s"
@@ -181,7 +191,9 @@ def _finish(records: Records) -> None:
     records.draw()
     records.plan.precision.before_eval(records.trainee.model)
     path, rows, epochs = records.out / run_outputs.BACKBONE, records.rows, records.inputs.epochs
-    console.say(f"held-out loss {rows[-1]['val_loss']:.4f}; backbone {path}")
+    scores = {name: rows[-1][name] for name in METRICS if name in rows[-1]}
+    scored = f"; {describe_scores(scores)}" if scores else ""
+    console.say(f"held-out loss {rows[-1]['val_loss']:.4f}{scored}; backbone {path}")
     if len(rows) < epochs:
         console.say(f"stopped after {len(rows)} of {epochs} epochs; continue with --resume")
     else:

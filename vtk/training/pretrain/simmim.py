@@ -19,7 +19,7 @@ class SimMim(MaskedMethod):
         rows, columns = self.masks.grid
         spec = setting.spec
         outputs = spec.in_chans * spec.height * spec.width // (rows * columns)
-        return self.ready(TokenModel(backbone, outputs, setting.config.mask_at), setting)
+        return self.ready(TokenModel(backbone, outputs, setting.config.mask_at, "simmim.linear"), setting)
 
     def objective(self, setting: Setting) -> Objective:
         """Return L1 over hidden pixels."""

@@ -6,7 +6,7 @@ is outside of the logarithm. *When Vision Transformers outperform ResNets* train
 (appendix C): temperature 0.1, LAMB, ρ = 0.02, then a linear head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.data.loading.loader import Transform
 from vtk.errors import UsageError
-from vtk.files import replace_file
-from vtk.marks import SOFTWARE
 from vtk.training.engine.gather_rows import gather_rows
 from vtk.training.engine.processes import Ranks
+from vtk.training.engine.step_rule import StepRule
 from vtk.training.objectives.base import Batch
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.method import Setting
-from vtk.training.runs.outputs import SIMILARITY
+from vtk.training.pretrain.similarity_plot import draw_similarity
 from vtk.training.step_rules.radii import Kind
 
 
@@ -165,9 +164,9 @@ class SupCon:
                 f"`--method supcon` needs features, which {type(backbone).__name__} does not have; give another model"
             )
 
-    def transforms(self, augment: Transform, plain: Transform) -> tuple[Transform, Transform]:
+    def transforms(self, augment: Callable[..., Transform], plain: Transform) -> tuple[Transform, Transform]:
         """Return the transforms to two training views, and to one held-out view."""
-        return TwoViews(augment), OneView(plain)
+        return TwoViews(augment()), OneView(plain)
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
         """Return the backbone with a new projection."""
@@ -178,19 +177,13 @@ class SupCon:
         """Return the loss of equation 2."""
         return Contrast(setting.config.supcon_temperature, setting.ranks)
 
+    def step_rule(self, model: nn.Module) -> StepRule | None:
+        """Return None: steps are plain, or SAM's."""
+
     @torch.no_grad()
     def draw(self, model: nn.Module, images: Tensor, setting: Setting) -> None:
         """Draw the cosines between held-out images, ordered by class, into ``similarity.png``."""
-        from matplotlib.figure import Figure
-
-        projections = model(images[:, None])[:, 0]
-        figure = Figure(figsize=(4, 3.4), dpi=130)
-        axes = figure.add_subplot()
-        shown = axes.imshow((projections @ projections.T).float().cpu().numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
-        figure.colorbar(shown, ax=axes, label="cosine of the projections")
-        axes.set_xlabel("held-out images, ordered by class")
-        with replace_file(setting.out / SIMILARITY) as tmp:
-            figure.savefig(tmp, format="png", metadata=SOFTWARE)
+        draw_similarity(model(images[:, None])[:, 0], "cosine of the projections", setting.out, "ordered by class")
 
     def numbers(self) -> dict[str, Any]:
         """Return temperature and projection width."""

@@ -11,7 +11,7 @@ from vtk.data.audit.result import DataAudit
 from vtk.data.record import read_record, sort_images
 from vtk.errors import UsageError
 from vtk.models.create import Created
-from vtk.models.positions import fit_position
+from vtk.models.positions import describe_resampling, fit_position
 from vtk.models.task_parameters import grid_of, head_names, position_names
 from vtk.models.weights.class_names import describe_rows, match_rows, pick_rows
 from vtk.packs.load import load_task
@@ -83,7 +83,8 @@ def init_from_pack(
             if key in trained:
                 grid = grid_of(task.model)
                 taken[key] = fit_position(key, value, model, grid=grid, size=card.input.size, name=spec.name)
-                notes.append(f"position table resampled from {value.shape[1]} to {taken[key].shape[1]} tokens")
+                if not torch.equal(taken[key], value):
+                    notes.append(describe_resampling(key, value, taken[key], model, grid, card.input.size))
         elif key in trained and value.shape == state[key].shape:
             taken[key] = value
         elif value.shape != state[key].shape or not torch.equal(value, state[key]):
