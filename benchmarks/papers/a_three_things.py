@@ -42,7 +42,7 @@ EXPERIMENTS = (
         {
             "common": VIT,
             "pretrain": {"method": "simmim", "epochs": 12, "lr": 1e-3},
-            "finetune": {"epochs": 25, "lr": 1e-3, "head_lr_mult": 1.0},
+            "finetune": {"epochs": 40, "lr": 1e-3, "head_lr_mult": 1.0},
         },
         _hmlp,
     ),

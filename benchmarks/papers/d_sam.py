@@ -33,7 +33,7 @@ def _sam(job: Job) -> None:
 EXPERIMENTS = (
     Experiment(
         "D", "sam",
-        {"common": VIT, "train": TRAIN, "rho": 0.05, "sigma": 0.02, "draws": 20, "images": 200},
+        {"common": {**VIT, "smoothing": 0.0}, "train": TRAIN, "rho": 0.05, "sigma": 0.02, "draws": 20, "images": 200},
         _sam,
     ),
 )  # fmt: skip

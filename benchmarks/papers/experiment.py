@@ -87,6 +87,7 @@ class Job:
         runs: folder of all runs.
         since: seconds since 1970; runs done before are done again.
         name: of the job, under which its runs are kept.
+        device: to train on.
         resumed: CPU seconds of runs that this job did before it was stopped, by digest.
         rows: (variant, metric, value), in order.
     """
@@ -99,6 +100,7 @@ class Job:
     runs: Path
     since: float = 0.0
     name: str = ""
+    device: str = "cpu"
     resumed: dict[str, float] = field(default_factory=dict)
     rows: list[tuple[str, str, float]] = field(default_factory=list)
 
@@ -148,8 +150,8 @@ class Job:
         from vtk.locks import hold_name
 
         options = {
-            "data": self.images / "all", "seed": self.seed, "hflip": self.hflip, "workers": 0, "device": "cpu",
-            **self.settings["common"], **options,
+            "data": self.images / "all", "seed": self.seed, "hflip": self.hflip, "workers": 0,
+            "device": self.device, **self.settings["common"], **options,
         }  # fmt: skip
         digest = digest_of([kind, options, dict(self.described)])
         out = self.runs / f"seed{self.seed}-{name}-{digest}"
@@ -167,13 +169,15 @@ class Job:
         if not mark.is_file() or mark.stat().st_mtime < self.since:
             return None
         kept = json.loads(mark.read_text(encoding="utf-8"))
-        if kept["job"] == self.name and kept["process"] != os.getpid():
+        if kept.get("job") == self.name and kept.get("process") != os.getpid():
             self.resumed[digest] = kept["numbers"]["cpu_seconds"]
         return Trained(kept["numbers"], Path(kept["weights"]) if kept["weights"] else None)
 
     def _do(self, out: Path, digest: str, options: Settings, go: Go) -> Trained:
         from vtk.training.engine.fitting import DivergedError
 
+        if options.get("weights", out) is None:
+            raise ValueError(f"{out.name} has nothing to start from: the run before it diverged")
         shutil.rmtree(out, ignore_errors=True)  # of a run that was killed
         begin, cpu = time.perf_counter(), time.process_time()
         try:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from papers import a_three_things, b_context_broadcasting, c_how_vits_work, d_sam, e_scaled_relu
 from papers.experiment import Experiment, Settings
+from papers.gpu import at_cifar_scale
 
 EXPERIMENTS: tuple[Experiment, ...] = tuple(
     experiment
@@ -42,7 +43,8 @@ def current_settings() -> set[tuple[str, str, str]]:
     """Return (paper, experiment, settings as rows have them) of all that would be run now."""
     return {
         (e.paper, e.name, e.settings_text())
-        for kind in ("digits", "photographs") for e in choose(EXPERIMENTS, (), kind)
+        for known in (EXPERIMENTS, [at_cifar_scale(e) for e in EXPERIMENTS])
+        for kind in ("digits", "photographs") for e in choose(known, (), kind)
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -50,12 +51,16 @@ class Place:
         results: file of rows.
         quick: whether runs have one epoch.
         since: seconds since 1970; runs done before are done again.
+        gpu: whether experiments have their settings for a GPU.
+        device: to train and measure on.
     """
 
     work: Path
     results: Path
     quick: bool = False
     since: float = 0.0
+    gpu: bool = False
+    device: str = "cpu"
 
     def result(self, task: Task) -> Path:
         """Return the file that a job leaves its rows in."""
@@ -68,12 +73,22 @@ def finished(rows: Sequence[dict[str, str]]) -> set[tuple[str, str, str]]:
     return {(f"{row['paper']}/{row['experiment']}", row["seed"], row["digest"]) for row in rows}
 
 
-def work_off(tasks: Sequence[Task], place: Place, processes: int) -> list[Task]:
-    """Do jobs, so many at a time; return those that failed. What runs is ended with this."""
+def work_off(tasks: Sequence[Task], place: Place, processes: int, end: float = math.inf) -> tuple[list[Task], int]:
+    """Do jobs, so many at a time. What runs is ended with this.
+
+    Args:
+        tasks: the jobs, in order.
+        place: where they work.
+        processes: at a time.
+        end: of `time.monotonic`, at which what still runs is stopped; its finished runs are kept.
+
+    Returns:
+        Jobs that failed, and how many there was no time for.
+    """
     waiting, running, failed = list(tasks), {}, []
     begin = time.perf_counter()
     try:
-        while waiting or running:
+        while (waiting or running) and time.monotonic() < end:
             while waiting and len(running) < processes:
                 task = waiting.pop(0)
                 running[start(task, place)] = task
@@ -92,7 +107,7 @@ def work_off(tasks: Sequence[Task], place: Place, processes: int) -> list[Task]:
     finally:
         for process in running:
             process.terminate()
-    return failed
+    return failed, len(waiting) + len(running)
 
 
 def start(task: Task, place: Place) -> subprocess.Popen:
@@ -102,7 +117,7 @@ def start(task: Task, place: Place) -> subprocess.Popen:
     command = [sys.executable, str(HERE), "--job", task.experiment.key, "--seeds", str(task.seed)]
     command += ["--images", task.images.word, "--train", str(task.images.train), "--val", str(task.images.val)]
     command += ["--work", str(place.work), "--result", str(result), "--since", str(place.since)]
-    command += ["--quick"] if place.quick else []
+    command += [*(["--quick"] if place.quick else []), *(["--gpu", "--device", place.device] if place.gpu else [])]
     # the runs keep bases and scans in a home of their own
     env = {**os.environ, "OMP_NUM_THREADS": "1", "VTK_HOME": str(place.work / "home"), "PYTHONWARNINGS": "ignore"}
     with result.with_suffix(".log").open("w", encoding="utf-8") as file:
@@ -122,6 +137,10 @@ def do(task: Task, place: Place, result: Path | None = None) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if place.device != "cpu":
+        from papers import measures
+
+        measures.DEVICE = torch.device(place.device)
     cpu = time.process_time()
     experiment, images, result = task.experiment, task.images, result or place.result(task)
     runs = place.work / "runs"
@@ -129,14 +148,14 @@ def do(task: Task, place: Place, result: Path | None = None) -> None:
     result.parent.mkdir(parents=True, exist_ok=True)
     job = Job(
         experiment.settings, images.folder(place.work), images.describe(), images.hflip, task.seed, runs, place.since,
-        str(task),
+        str(task), place.device,
     )  # fmt: skip
     experiment.run(job)
     job.add(WHOLE_JOB, cpu_seconds=time.process_time() - cpu + sum(job.resumed.values()))
     head = {"paper": experiment.paper, "experiment": experiment.name}
     tail = {
         "data": images.name, "train_images": images.train, "digest": task.key[2],
-        "settings": experiment.settings_text(), **_rows.context("cpu"),
+        "settings": experiment.settings_text(), **_rows.context(place.device),
     }  # fmt: skip
     rows = [
         {**head, "variant": variant, "seed": task.seed, "metric": metric, "value": f"{value:.6g}", **tail}

@@ -17,10 +17,15 @@ from vtk.data.loading.loader import make_loader
 from vtk.data.loading.train_pipeline import train_transform
 from vtk.packs.load import Task, load_checkpoint
 
+DEVICE = torch.device("cpu")
+"""What models are measured on; of the job that this process does."""
+
 
 def load(weights: Path) -> Task:
     """Return the model of a checkpoint, in eval mode."""
-    return load_checkpoint(weights)
+    task = load_checkpoint(weights)
+    task.model.to(DEVICE)
+    return task
 
 
 def batches(task: Task, images: Path, part: Literal["train", "val"], most: int) -> list[tuple[Tensor, Tensor]]:
@@ -37,20 +42,22 @@ def batches(task: Task, images: Path, part: Literal["train", "val"], most: int) 
 @torch.no_grad()
 def forward_ratio(model: nn.Module, base: nn.Module, images: Tensor, rounds: int = 15) -> float:
     """Return how long a forward pass takes compared with another model's: median over interleaved rounds."""
-    ratios = []
+    ratios, images = [], images.to(DEVICE)
     for _ in range(rounds):
         times = []
         for one in (model, base):
             begin = time.perf_counter()
             one(images)
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
             times.append(time.perf_counter() - begin)
         ratios.append(times[0] / times[1])
     return sorted(ratios)[rounds // 2]
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean."""
-    return sum(values) / len(values)
+    """Return the mean, NaN of nothing: all runs diverged."""
+    return sum(values) / len(values) if values else float("nan")
 
 
 def around_units(values: Sequence[tuple[str, float | None]]) -> dict[str, dict[Literal["before", "after"], float]]:

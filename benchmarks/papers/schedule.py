@@ -24,9 +24,12 @@ def missing(pairs: Sequence[Pair], seeds: Sequence[int], rows: Sequence[Row], ab
             another is training.
     """
     done = finished(rows)
-    groups = [seeds[i : i + abreast] for i in range(0, len(seeds), abreast)]
-    tasks = [Task(*pair, seed) for group in groups for pair in pairs for seed in group]
-    return [task for task in tasks if task.key not in done]
+    tasks = [task for seed in seeds for pair in pairs if (task := Task(*pair, seed)).key not in done]
+    left = sorted({task.seed for task in tasks})
+    # a short last group joins the one before it
+    group = {seed: min(i // abreast, max(0, len(left) // abreast - 1)) for i, seed in enumerate(left)}
+    places = {(e.key, images.name): i for i, (e, images) in enumerate(pairs)}
+    return sorted(tasks, key=lambda t: (group[t.seed], places[t.experiment.key, t.images.name], t.seed))
 
 
 def undecided(pairs: Sequence[Pair], rows: Sequence[Row]) -> list[Pair]:

@@ -61,9 +61,27 @@ def counts(judged: Sequence[Judged]) -> str:
 
     (shown, still), (reverse, reverse_still) = of("shown"), of("reversed")
     tests = sum(one.outcome.look > 0 for one in judged)
+    if not tests:
+        return f"No claim has the {looks.SEEDS[0]} seeds of a first look yet."
     return (
         f"Of {tests} tests {shown} show what the paper says ({still} also when all count together), {reverse} show the "
         f"reverse ({reverse_still}), and {tests - shown - reverse} show neither."
+    )
+
+
+def power(judged: Sequence[Judged], names: Mapping[str, str]) -> str:
+    """Say how large differences would have been shown by all tests that show neither; nothing without any."""
+    neither = [one for one in judged if one.outcome.verdict == "not shown here"]
+    points = [one for one in neither if one.claim.scale == "difference" and names[one.claim.metric].endswith("%")]
+    ratios = [one for one in neither if one.claim.scale == "ratio"]
+    sizes = [
+        f"{_detectable(own[0].claim, names[own[0].claim.metric], max(one.outcome.detectable for one in own))}{unit}"
+        for own, unit in ((points, " points"), (ratios, " (ratio)")) if own
+    ]  # fmt: skip
+    return (
+        f"True differences of {' and '.join(sizes)} would have shown with a chance of 80 % in each of these."
+        if sizes
+        else ""
     )
 
 
@@ -103,11 +121,18 @@ def attempts(judged: Sequence[Judged]) -> list[str]:
             if one.claim.tried and one.outcome.look and one.outcome.verdict != "shown"]  # fmt: skip
 
 
-def number(name: str, value: float) -> str:
-    """Return a value of a metric by the metric's name: where that ends in %, the value is a share."""
-    if name.endswith("%"):
-        return f"{100 * value:.1f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3f}"
+def number(name: str, value: float, like: float | None = None) -> str:
+    """Return a value of a metric by the metric's name: where that ends in %, the value is a share.
+
+    Args:
+        name: of the metric, as the page has it.
+        value: the number.
+        like: a number whose decimals it gets; its own where None.
+    """
+    share = name.endswith("%")
+    size = abs(value if like is None else like)
+    text = f"{abs(value) * (100 if share else 1):.{1 if share or size >= 10 else 3}f}"
+    return f"−{text}" if value < 0 and float(text) else text
 
 
 def _cell(one: Judged) -> str:
@@ -126,8 +151,8 @@ def _size(claim: Claim, name: str, value: float) -> str:
     """Return a difference with its sign, or a ratio."""
     if claim.scale == "ratio":
         return f"×{value:.2f}" if 0.1 <= value < 100 else f"×{value:.2g}"
-    size = number(name, abs(value))
-    return ("" if float(size) == 0 else "+" if value > 0 else "−") + size
+    size = number(name, value)
+    return f"+{size}" if value > 0 and float(size) else size
 
 
 def _detectable(claim: Claim, name: str, value: float) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from _claims import Judged, attempts, claims_table, counts, judge_all, number, summary
+from _claims import Judged, attempts, claims_table, counts, judge_all, number, power, summary
 from _pages import write_or_check
 from _tables import Row, load, table, where
 from papers import looks  # of benchmarks, where `_claims` looks first
@@ -120,7 +120,12 @@ def page(rows: Sequence[Row], claims: Sequence[Claim] = CLAIMS) -> str:
         parts.append("Not measured yet.\n")
     judged = judge_all(newest, claims) if newest else []
     if newest:
-        parts += ["## Summary\n", f"{counts(judged)} {_costs(newest)}\n", summary(judged, PAPERS), ""]
+        parts += [
+            "## Summary\n",
+            " ".join(filter(None, (counts(judged), power(judged, NAMES), _costs(newest)))) + "\n",
+            summary(judged, PAPERS),
+            "",
+        ]
     for key, title in TITLES.items():
         found = {data: own for (paper, name, data), own in newest.items() if (paper, name) == key}
         if found:
@@ -147,7 +152,7 @@ def _costs(newest: Mapping[tuple[str, str, str], Sequence[Row]]) -> str:
     rows = [row for own in newest.values() for row in own if row["metric"] == "cpu_seconds"]
     whole = sum(float(row["value"]) for row in rows if row["variant"] == WHOLE_JOB)
     longest = max((float(row["value"]) for row in rows if row["variant"] != WHOLE_JOB), default=math.nan)
-    return f"They took {whole / 60:.0f} minutes of one core, and the longest run {longest:.0f} s."
+    return f"All jobs took {whole / 60:.0f} minutes of one core, and the longest run {longest:.0f} s."
 
 
 def _section(key: tuple[str, str], found: dict[str, list[Row]], judged: Sequence[Judged]) -> Iterator[str]:
@@ -201,7 +206,7 @@ def _cell(metric: str, values: list[float]) -> str:
     if metric == "parameters":
         return f"{mean:,.0f}"
     name = NAMES[metric]
-    return number(name, mean) + (f" ± {number(name, statistics.stdev(values))}" if len(values) > 1 else "")
+    return number(name, mean) + (f" ± {number(name, statistics.stdev(values), mean)}" if len(values) > 1 else "")
 
 
 def _plain(settings: dict) -> str:

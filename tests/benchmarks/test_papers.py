@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 import os
@@ -128,13 +129,21 @@ def test_ten_seeds_are_run_where_five_leave_a_claim_open_and_a_stopped_runner_go
     with pytest.raises(KeyboardInterrupt):
         go()
     # of two jobs at a time, each has a seed of its own
-    assert done == [("A", 0), ("A", 1), ("B", 0), ("B", 1), ("A", 2), ("A", 3), ("B", 2)]
+    assert done == [("A", 0), ("A", 1), ("B", 0), ("B", 1), ("A", 2), ("A", 3), ("A", 4)]
     monkeypatch.setattr(jobs, "start", good)
-    assert go() == 0 and len(done) == len(set(done)) + len({("B", 2)} & set(done[7:]))
+    assert go() == 0 and len(done) == len(set(done)) + len({("A", 4)} & set(done[7:]))
     assert {d for d in done if d[0] == "A"} == {("A", seed) for seed in range(5)}
     assert {d for d in done if d[0] == "B"} == {("B", seed) for seed in range(10)}
     before = len(done)
     assert go() == 0 and len(done) == before
+
+
+def test_jobs_that_run_at_the_same_time_have_different_seeds(fake):
+    pairs = [(e, image_sets.parse("digits", 10, 5)) for e in runner.EXPERIMENTS]
+    order = [(t.experiment.paper, t.seed) for t in schedule.missing(pairs, range(5), [], abreast=2)]
+    assert order[:4] == [("A", 0), ("A", 1), ("B", 0), ("B", 1)] and len(set(order)) == 10
+    assert all(one[1] != two[1] for one, two in itertools.pairwise(order))
+    assert len(schedule.missing(pairs, [7], [], abreast=2)) == 2 and schedule.missing(pairs, [], []) == []
 
 
 def test_photographs_are_run_with_settings_of_their_own_where_an_experiment_has_them(fake, tmp_path):

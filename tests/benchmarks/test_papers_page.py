@@ -81,7 +81,8 @@ def test_the_page_has_each_claims_numbers_and_both_verdicts(page, code):
     assert lines["SAM is as accurate"][1] == "**not shown here**"
     assert "Of 4 tests 1 show what the paper says (1 also when all count together), 1 show the reverse (1)" in text
     assert "What was tried:\n\n- SAM is more accurate: ρ of 0.02 and 0.1.\n" in text
-    assert "They took 10 minutes of one core, and the longest run 62 s." in text
+    assert f" True differences of {detectable + 0.05:.1f} points would have shown with a chance of 80 %" in text
+    assert "All jobs took 10 minutes of one core, and the longest run 62 s." in text
     assert text == page.page(rows_of(VALUES, code), CLAIMS_OF_SAM)
 
 
@@ -92,6 +93,13 @@ def test_the_page_has_the_verdicts_in_front_and_the_variants_means(page, code):
     assert "| Chen et al. 2022 | SAM misses less | not measured |" in text
     assert "| AdamW | 31.0 ± 0.7 | 110.0 ± 10.0 |" in text and "diverged, %" not in text and "| whole job" not in text
     assert "commit abc" in text and "1,000 training images, seeds 0 to 4:" in text and "## AlterNet" not in text
+
+
+def test_numbers_have_the_decimals_of_their_mean_and_a_minus(page):
+    assert (page.number("λ_max", 12.34), page.number("λ_max", 0.5, 12.34)) == ("12.3", "0.5")
+    assert (page.number("L", -1.7619), page.number("L", -0.0001), page.number("top-1, %", 0.123)) == (
+        "−1.762", "0.000", "12.3",
+    )  # fmt: skip
 
 
 def test_a_claim_that_its_own_test_shows_may_not_survive_all_others(page, code):
@@ -114,8 +122,17 @@ def test_rows_of_other_settings_are_left_out_and_images_are_apart(page, code):
     ])  # fmt: skip
     assert "**pets**" in text and "**cars**" in text and "40.0 ± 0.0" in text and "70.0" in text
     assert "90.0" not in text and "60.0" not in text
+    assert "No claim has the 5 seeds of a first look yet." in text
     assert "| paper | claim | pets | cars |" in text and "| too few seeds | too few seeds |" in text
     assert "Not measured yet." in page.page(of(0.6, settings={**SAM.settings, "rho": 7}))
+
+
+def test_claims_that_both_looks_did_not_show_say_what_was_tried(page):
+    judged = page.judge_all(page._newest(page.load("papers.csv", page.RESULTS)), CLAIMS)
+    silent = [one.claim.text for one in judged if one.outcome.verdict == "reversed" and not one.claim.tried]
+    silent += [one.claim.text for one in judged if one.outcome.verdict == "not shown here" and one.outcome.look == 2
+               and not one.claim.tried]  # fmt: skip
+    assert not silent
 
 
 def test_without_results_the_page_promises_nothing(page):
