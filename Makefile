@@ -130,6 +130,7 @@ check: $(STAMP)  ## lint, types, and the direction of imports; changes nothing
 	$(BIN)/python docs/_generate/performance.py --check
 	$(BIN)/python docs/_generate/families.py --check
 	$(BIN)/python docs/_generate/architectures.py --check
+	$(BIN)/python docs/_generate/initialization.py --check
 	$(BIN)/python docs/_generate/papers.py --check
 	$(BIN)/python docs/_generate/architecture.py --check
 	$(BIN)/python docs/_generate/peers.py --check
@@ -143,6 +144,7 @@ docs: $(STAMP)  ## write the generated pages again, from the help texts, the tes
 	$(BIN)/python docs/_generate/performance.py
 	$(BIN)/python docs/_generate/families.py
 	$(BIN)/python docs/_generate/architectures.py
+	$(BIN)/python docs/_generate/initialization.py
 	$(BIN)/python docs/_generate/papers.py
 	$(BIN)/python docs/_generate/architecture.py
 	$(BIN)/python docs/_generate/peers.py

@@ -181,6 +181,9 @@ def describe(config: object, name: str) -> str:
     words = [f"{o.replace('_', '-')} {_plain(getattr(now, o))}" for o in wanted]
     if now.share is not None:
         words.insert(1, f"{100 * now.share:g} % of its images")
+    elif "share" in one.settings.get(name, {}):
+        words.insert(1, f"at most {now.max_images} images")
+        changed += [o for o in ("max_images", "hessian_images") if getattr(config, o) is not None]
     text = f"{name}: {', '.join(words)}" if name in one.settings else f"{name}: not in the paper; default settings"
     if source := one.sources.get(name):
         text += f" ({source})"

@@ -83,6 +83,8 @@ def test_an_explicit_number_of_images_takes_the_place_of_the_papers_share():
     assert settings_of(AnalyzeConfig(protocol="chen", hessian_images=700), "neurons").limit(3000) == 300
     assert settings_of(AnalyzeConfig(protocol="chen"), "neurons").limit(3) == 1
     assert "unlike the paper's" in describe(AnalyzeConfig(protocol="chen", split="val"), "hessian-blocks")
+    fewer = describe(AnalyzeConfig(protocol="chen", max_images=50), "neurons")
+    assert "at most 50 images" in fewer and "--max-images given, unlike the paper's" in fewer
     told = describe(AnalyzeConfig(protocol="park-kim"), "hessian")
     assert "split train, 10 % of its images, loss-images augmented, weight-decay 0.05" in told and "unlike" not in told
 
@@ -125,6 +127,23 @@ def test_figures_of_a_paper_stand_only_beside_its_protocol(change):
             kind = other["measurement"]["images"]
             assert all(name.endswith(f", {kind} images") for name in one.numbers(other))  # never in one row with others
             assert f"Measured on {kind} images" in " ".join(one.read(other))
+
+
+def test_depths_and_neurons_are_compared_with_the_paper_on_its_images_only():
+    values = {"whole": 90.0, **{f"block {i}": 60.0 / i for i in range(1, 5)}}
+    steep = {
+        "lambda_max": values, "lambda_largest_magnitude": values, "values": {k: [v] for k, v in values.items()},
+        "converged": dict.fromkeys(values, True), "products": 9, "images": 4,
+    }  # fmt: skip
+    layer = {"block": 1, "kind": "MLP", "active": 0.2, "never": 0, "always": 0, "neurons": 8, "function": "GELU"}
+    sparse = {"layers": [layer], "images": 4, "unseen": []}
+    for one, result, word in (
+        (diagnostic("hessian-blocks"), steep, "as Chen et al. (2022) find"),
+        (diagnostic("neurons"), sparse, "less than 10 %"),
+    ):
+        assert word in " ".join(one.read({**result, "measurement": AS_CHEN}))
+        assert word not in " ".join(one.read({**result, "measurement": {**AS_CHEN, "images": "held-out"}}))
+        assert word not in one.explains
 
 
 @pytest.mark.parametrize("change", [{"rectified": False}, {"initial": False}, {"block_images": 24}], ids=str)

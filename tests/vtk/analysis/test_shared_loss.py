@@ -88,6 +88,12 @@ def test_mini_batches_and_groups_that_are_known_are_not_done_again():
     assert again == whole and Counts.seen == 12
 
 
+def test_rows_of_a_version_that_kept_other_numbers_are_not_taken():
+    rows = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert Share().agree(rows, 3, torch.device("cpu")) == rows
+    assert Share().agree(rows, 5, torch.device("cpu")) == []
+
+
 def test_the_basis_is_restarted_where_memory_is_short(monkeypatch):
     model, batch = tiny_vit(), images(12)[0]
     expected = hessian_max(model, [batch], top=4, tol=1e-6, max_iter=300)

@@ -17,6 +17,7 @@ from vtk.errors import DataError, UsageError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import build_model
 from vtk.models.inputs import input_spec
+from vtk.models.module import create_model
 from vtk.models.weights.base import base_id, tensor_hash
 from vtk.packs.load import card_metadata
 
@@ -69,7 +70,9 @@ def test_a_table_of_equal_token_count_but_other_shape_is_resampled(weights: Path
     table = wide.model.pos_embed.detach()[:, 1:].reshape(1, 7, 28, 64).permute(0, 3, 1, 2)
     expected = nn.functional.interpolate(table, (14, 14), mode="bicubic", antialias=True)
     torch.testing.assert_close(back.model.pos_embed[:, 1:], expected.flatten(2).transpose(1, 2), rtol=0, atol=1e-6)
-    assert any("resampled" in note for note in back.notes)
+    # the number of tokens, 197, would not say what changed
+    assert "position table resampled from 14×14 to 7×28 patches" in wide.notes
+    assert back.notes == ["position table resampled from 7×28 to 14×14 patches"]
 
 
 def test_another_number_of_classes_makes_a_new_head_and_says_so(weights: Path) -> None:
@@ -256,9 +259,17 @@ def test_model_kwargs_from_the_command_line() -> None:
     assert parse_model_kwargs(("depth=4", "qk_norm=true", "global_pool=avg")) == {
         "depth": 4, "qk_norm": True, "global_pool": "avg",
     }  # fmt: skip
-    for bad, message in (("depth", "write key=value"), ("img_size=3", "--img-size"), ("a=[", "cannot be read")):
+    for bad, message in (
+        ("depth", "write key=value"),
+        ("img_size=3", "--img-size"),
+        ("a=[", "cannot be read"),
+        ("init_values=null", "timm ignores None, so .* keep its own init_values; give init_values=0"),
+        ("global_pool=None", "give a value, or leave it out"),
+    ):
         with pytest.raises(UsageError, match=message):
             parse_model_kwargs((bad,))
+    with pytest.raises(UsageError, match=r"`kwargs` init_values=None: .* give init_values=0 for no LayerScale"):
+        create_model("vit_tiny_patch16_6x2_224", num_classes=2, pretrained=False, kwargs={"init_values": None})
 
 
 @pytest.mark.assets

@@ -46,9 +46,9 @@ def test_any_shape_is_what_timm_builds_by_hand(size: str, width: int, heads: int
     assert model.pretrained_cfg["architecture"] == f"vit_{size}_patch16_2x5_224"
 
 
-def test_layer_scale_starts_as_timms_and_one_branch_is_a_plain_block() -> None:
+def test_layer_scale_starts_as_in_the_papers_code_and_one_branch_is_a_plain_block() -> None:
     wide = build_model("vit_tiny_patch16_1x2_224", num_classes=2, pretrained=False, img_size=32).model
-    assert torch.equal(wide.blocks[0].ffns[1].ls.gamma, torch.full((192,), 1e-5))
+    assert torch.equal(wide.blocks[0].ffns[1].ls.gamma, torch.full((192,), 1e-4))
     one = blank_model("vit_tiny_patch16_3x1_224")
     assert [type(b) for b in one.blocks] == [Block] * 3
     assert "blocks.2.ls2.gamma" in one.state_dict()

@@ -105,6 +105,11 @@ def test_other_sizes() -> None:
             "vit_small_r26_s32_224", {}, "VisionTransformer has a HybridEmbed as its `patch_embed`", marks=slow
         ),
         ("naflexvit_base_patch16_gap", {}, "NaFlexVit has no `patch_embed`"),
+        (
+            "swinv2_cr_tiny_224",
+            {},
+            r"SwinTransformerV2Cr has a timm.models.swin_transformer_v2_cr.PatchEmbed as its .* timm.layers.PatchEmbed",
+        ),
         ("vit_tiny_patch16_224", {"patch_size": 7, "img_size": 28}, "halves a patch, and this model's is 7 pixels"),
     ],
     ids=str,

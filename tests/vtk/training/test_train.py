@@ -73,6 +73,7 @@ def test_a_run_leaves_checkpoints_and_no_pack(result):
     assert not {"task", "task_last", "memory"} & told.keys()
     task = load_checkpoint(result.model)
     assert task.card.base is None and task.card.regime.precision == "fp32" and task.card.command.startswith("vtk train")
+    assert task.card.init == "papers"
     assert json.loads((result.out / "census.json").read_text())["trained"] == sum(
         p.numel() for p in task.model.parameters()
     )

@@ -6,7 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.hessian import log_axis
-from vtk.analysis.diagnostics.measurement import NOT_AS_CHEN, as_chen, on_images, sentence
+from vtk.analysis.diagnostics.measurement import as_chen, not_as_chen, on_images, sentence
 from vtk.analysis.measures.hessian import hessian_max
 from vtk.analysis.probes.parameter_groups import parameter_blocks
 
@@ -94,7 +94,7 @@ def _read(result: Result) -> list[str]:
     ]
     sentences.append(sentence(result))
     if not as_chen(result):
-        sentences.append(NOT_AS_CHEN)
+        sentences.append(not_as_chen(result))
     elif sharp:
         sentences.append(
             f"Over {_SHARP:g} the minimum is sharp: in Chen et al. (2022) models trained with SAM have 21 to 42, "
@@ -106,7 +106,9 @@ def _read(result: Result) -> list[str]:
         sentences.append(
             f"The part with the largest curvature is {_NAMES.get(sharpest, sharpest)} ({parts[sharpest]:.3g})."
         )
-    sentences += _by_depth([value for name, value in values.items() if name.startswith("block ")], sharp)
+    sentences += _by_depth(
+        [value for name, value in values.items() if name.startswith("block ")], sharp, as_chen(result)
+    )
     loose = [name for name, settled in result["converged"].items() if not settled]
     if loose:
         sentences.append(f"Not converged, so only an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
@@ -125,7 +127,7 @@ def _downwards(extreme: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def _by_depth(blocks: Sequence[float | None], sharp: bool) -> list[str]:
+def _by_depth(blocks: Sequence[float | None], sharp: bool, comparable: bool) -> list[str]:
     known = [value for value in blocks if value is not None]
     if len(known) < len(blocks) or len(known) < 4:
         return []
@@ -133,12 +135,10 @@ def _by_depth(blocks: Sequence[float | None], sharp: bool) -> list[str]:
     first, last = sum(known[:quarter]) / quarter, sum(known[-quarter:]) / quarter
     if first > max(_DEEPER * last, 0.0):
         advice = " Give them a lower learning rate: `vtk finetune … --layer-decay 0.75`." if sharp else ""
-        return [
-            "Shallow blocks are sharper than deep ones, as Chen et al. (2022) find: curvature accumulates towards the "
-            f"input.{advice}"
-        ]
+        found = ", as Chen et al. (2022) find" if comparable else ""
+        return [f"Shallow blocks are sharper than deep ones{found}: curvature accumulates towards the input.{advice}"]
     if last > max(_DEEPER * first, 0.0):
-        return ["Deep blocks are sharper than shallow ones, unlike in Chen et al. (2022)."]
+        return [f"Deep blocks are sharper than shallow ones{', unlike in Chen et al. (2022)' if comparable else ''}."]
     return ["Shallow and deep blocks are about as sharp."]
 
 

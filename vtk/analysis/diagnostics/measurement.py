@@ -44,7 +44,11 @@ def as_chen(result: Result) -> bool:
     )
 
 
-NOT_AS_CHEN = (
-    "Figures of Chen et al. (2022) are of the plain cross-entropy on training images and are not compared with this "
-    "one: `vtk analyze … --protocol chen` measures as they do."
-)
+def not_as_chen(result: Result) -> str:
+    """Return why figures of Chen et al. (2022) do not stand beside a result."""
+    of_chen = measurement(result).get("protocol") == "chen"
+    end = "." if of_chen else ": `vtk analyze … --protocol chen` measures as they do."
+    return (
+        "Figures of Chen et al. (2022) are of the plain cross-entropy on training images and are not compared with "
+        f"this one{end}"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
 from vtk.analysis.diagnostics.entropy import ranges
+from vtk.analysis.diagnostics.measurement import measurement
 from vtk.analysis.measures.neurons import active_neurons
 
 _LINES = {"MLP": "-", "token MLP": "--", "conv": "-."}
@@ -88,6 +89,10 @@ def _read(result: Result) -> list[str]:
             "relate dense first layers to a sharp loss; sharpness-aware training makes them sparser: `vtk train … "
             "--sam auto`."
         )
+    if measurement(result).get("images") == "training":
+        sentences.append(
+            "In Chen et al. (2022), on training images too, less than 10 % are active in most layers of a trained ViT."
+        )
     sentences += _dead(result)
     if result["unseen"]:
         sentences.append(f"Not counted, because their activations cannot be observed: {', '.join(result['unseen'])}.")
@@ -152,9 +157,8 @@ DIAGNOSTIC = Diagnostic(
     title="Active neurons",
     source="Chen et al. 2022 (When Vision Transformers Outperform ResNets), section 4.4 and Figure 2, right",
     explains=(
-        "Share of the hidden neurons of MLPs and convolutions whose activation is above 0. Trained ViTs are sparse: "
-        "in Chen et al. (2022) less than 10 % are active in most layers. Neurons that are never active could be "
-        "pruned."
+        "Share of the hidden neurons of MLPs and convolutions whose activation is above 0. Trained ViTs are "
+        "sparse. Neurons that are never active could be pruned."
     ),
     measure=_measure,
     draw=_draw,

@@ -40,8 +40,11 @@ class Share:
         return [part for part in parts if len(part[0])]
 
     def agree(self, rows: Rows, width: int, device: torch.device) -> list[list[float]]:
-        """Return the main process's rows of ``width`` numbers, because processes may have read different files."""
-        own = rows if self.rank == 0 else ()
+        """Return the main process's rows of ``width`` numbers, because processes may have read different files.
+
+        Rows of another width were saved by another version, which measured other numbers; they are not taken.
+        """
+        own = rows if self.rank == 0 and all(len(row) == width for row in rows) else ()
         count = int(self.total(torch.tensor([len(own)], device=device)))
         kept = torch.zeros(count, width, dtype=torch.float64, device=device)
         if own:
