@@ -49,7 +49,7 @@ def segment(pack: Path, epochs: int, seed: int) -> dict[str, list[float]]:
         data=pack, epochs=epochs, lr=2e-3, head_lr_mult=1.0, weight_decay=0.01, schedule="linear", warmup=0.1,
         seed=seed, device="cpu",
     )  # fmt: skip
-    stream = PairStream(*pairs(360, seed, mean, std), 10, seed)
+    stream = PairStream(*pairs(300, seed, mean, std), 10, seed)
     fit(model, PixelObjective(), [stream], config, make_precision("fp32", torch.device("cpu")), show_progress=False)
     pixels, masks = pairs(100, seed + 1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     return measure(model, pixels, masks, len(CLASSES), mean, std)
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, list[float]]]:
     args = parser.parse_args(argv)
     out = args.out
     prepare_output(out, overwrite=False)
-    write_classes(out / "data", 630, args.seed)
+    write_classes(out / "data", 450, args.seed)
     scores = {}
     for name, flags in BACKBONES.items():
         pack = pretrain(out / "data" / "things", out / name.replace(" ", ""), args.seed, **flags)

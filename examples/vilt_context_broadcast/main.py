@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     """Run the example, and return the accuracy of each fine-tuned model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/vilt"), help="folder for the models")
-    parser.add_argument("--epochs", type=int, default=6, help="of each fine-tuning")
+    parser.add_argument("--epochs", type=int, default=5, help="of each fine-tuning")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     out = args.out
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
     held = questions(400, args.seed + 1)
     torch.manual_seed(args.seed)
     base = ViltForQuestionAnswering(ViltConfig(**CONFIG))
-    train(base, questions(2500, args.seed, ("color", "shape")), out, 3, 1e-3, args.seed)
+    train(base, questions(2400, args.seed, ("color", "shape")), out, 3, 1e-3, args.seed)
     base.save_pretrained(out / "base")
     before = logits(base, held)
     print(f"base: {describe(accuracy(before, held))}")
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
             share = added / sum(p.numel() for p in base.parameters())
             same = torch.equal(logits(model, held), before)
             print(f"{name}: {added} weights more ({share:.2%}); the base's logits with Λ = 0, bit by bit: {same}")
-        train(model, questions(1200, args.seed + 2), out, args.epochs, 1.5e-3, args.seed)
+        train(model, questions(1000, args.seed + 2), out, args.epochs, 1.5e-3, args.seed)
         after = logits(model, held)
         model.save_pretrained(out / (tokens or "none"))
         again = type(model).from_pretrained(out / (tokens or "none"))

@@ -98,10 +98,16 @@ def test_cb_s_of_vilt_adds_the_mean_of_its_tokens_and_of_no_padding(context: Any
     model = context.ContextVilt.from_pretrained(vilt[0], tokens=tokens)
     draw_scales(model)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    ends: list[tuple[Tensor, Tensor, Tensor]] = []
     for layer in model.vilt.encoder.layer:
         layer.output.cb.register_forward_hook(lambda module, given, out: seen.append((module.scale, given[0], out)))
+        layer.output.register_forward_hook(
+            lambda module, given, out: ends.append((module.dense(given[0]), given[1], out))
+        )
     logits(model, **inputs((5, 3)))
     assert len(seen) == 2
+    for (_, x, out), (last, stream, end) in zip(seen, ends, strict=True):
+        assert torch.equal(x, last) and torch.equal(end, out + stream)  # at the MLP's end, before the residual sum
     for scale, x, out in seen:
         for image, words in enumerate((5, 3)):
             text, patches = range(words), range(TEXT, TEXT + 1 + 4)  # the image's class token and its four patches
