@@ -19,6 +19,7 @@ from torch import nn
 
 from vtk.card import ModelSpec
 from vtk.errors import UsageError
+from vtk.models import lvvit as _lvvit  # noqa: F401 - registers LV-ViTs in timm
 from vtk.models.alternet import names as _alternet  # noqa: F401 - registers AlterNets in timm
 from vtk.models.initialization.draw import reset_tensor
 

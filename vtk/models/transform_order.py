@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from vtk.card import Transform
 from vtk.errors import DataError
-from vtk.models.stems.own import VoloStem
 from vtk.models.weights.base import Base
 
 Transforms = tuple[Transform, ...]
@@ -71,8 +70,7 @@ def describe_changes(
     notes = [f"{base.file} was made with `{t.op}` {t.args}, and so is this model" for t in brought]
     stem = next((t.args["stem"] for t in after if t.op == _STEM), None)
     if stem is not None and not base.ref.source.startswith("random:"):
-        own = stem.startswith("1proj") and not isinstance(model.patch_embed, VoloStem)
-        kept = "patch_embed.proj.proj." if own else None
+        kept = "patch_embed.proj.proj." if getattr(model.patch_embed, "kept", False) else None
         new = [
             p.numel()
             for name, p in model.named_parameters()

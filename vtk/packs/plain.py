@@ -11,6 +11,7 @@ from torch import nn
 
 from vtk.card import Card, ModelSpec
 from vtk.errors import UsageError
+from vtk.models import lvvit
 from vtk.models import parallel_models as parallel
 from vtk.models.alternet import names
 from vtk.models.inputs import blank_model, model_error
@@ -124,7 +125,7 @@ def plain_call(card: Card) -> PlainCall:
 
 def _own_name(spec: ModelSpec) -> tuple[str, dict[str, Any], int]:
     """Return a model's name, arguments and branches without the names that only this toolkit knows."""
-    if names.is_ours(spec.name):
+    if lvvit.is_ours(spec.name) or names.is_ours(spec.name):
         own_vit = names.VITS.get(spec.name.split(".")[0])
         if own_vit is None:
             raise UsageError(f"timm alone has no `{spec.name}`; load the file with vtk.packs.load_checkpoint")

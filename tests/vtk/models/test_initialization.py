@@ -20,8 +20,10 @@ from vtk.models.module import create_model
 from vtk.models.stems import ScaledReLU, make_stem
 from vtk.models.stems.shape import StemShape
 from vtk.models.transforms.context_broadcast import ContextBroadcast
+from vtk.models.transforms.extra_block import add_block
 from vtk.models.transforms.squeeze_excite import SqueezeExcite
 from vtk.models.transforms.uniform_heads import uniform_heads
+from vtk.training.pretrain.dino.model import DinoHead
 from vtk.training.pretrain.mae import MaeModel
 from vtk.training.pretrain.masked_method import TokenModel
 from vtk.training.pretrain.supcon import Projected
@@ -71,6 +73,20 @@ def _stems() -> Named:
     }
 
 
+def _local_stem() -> nn.Module:
+    return make_stem("local-transformer", StemShape(3, 64, (64, 64)), depth=2)
+
+
+def _extra() -> nn.Module:
+    model = _vit()
+    add_block(model, kind="msa")
+    return model.blocks[-1]  # type: ignore[index,return-value]
+
+
+def _lvvit(width: int) -> nn.Module:
+    return parallel_models.build("lvvit_small", img_size=32, embed_dim=width, depth=0, num_heads=2, num_classes=40)
+
+
 def _mae() -> nn.Module:
     return MaeModel(_vit(), 192, "tokens", 96, 1)
 
@@ -90,6 +106,11 @@ LAYERS: dict[str, Callable[[], Named]] = {
     "stem.conv": _stems,
     "scaled_relu.alpha": lambda: _of(ScaledReLU(64), "alpha"),
     "scaled_relu.beta": lambda: _of(ScaledReLU(64), "beta"),
+    "stem.local_linear": lambda: _of(_local_stem(), "qkv", "proj", "fc"),
+    "stem.local_position": lambda: _of(_local_stem(), "position"),
+    "extra_block.linear": lambda: _of(_extra(), "qkv", "proj"),
+    "lvvit.aux_head": lambda: _of(_lvvit(192), "aux_head"),
+    "lvvit.cls_token": lambda: _of(_lvvit(3200), "cls_token"),
     "context_broadcast.scale": lambda: _of(ContextBroadcast(64), "scale"),
     "uniform_heads.qkv": lambda: _uniform("qkv"),
     "uniform_heads.proj": lambda: _uniform("proj"),
@@ -100,6 +121,8 @@ LAYERS: dict[str, Callable[[], Named]] = {
     "beit.linear": lambda: _of(TokenModel(_vit(), 64, "tokens"), "predict"),
     "simmim.linear": lambda: _of(TokenModel(_vit(), 800, "tokens", "simmim.linear"), "predict"),
     "masked.mask_token": lambda: _of(TokenModel(_vit(depth=0, embed_dim=3200), 4, "tokens"), "mask_token"),
+    "dino.linear": lambda: _of(DinoHead(64, 256, 128, 8, unit=True), "mlp"),
+    "dino.prototypes": lambda: _of(DinoHead(8, 8, 128, 512, unit=True), "prototypes.weight"),
     "supcon.projection": lambda: _of(Projected(_vit(num_classes=0), 128), "projection"),
 }  # fmt: skip
 """New layers of each kind, as models build them."""
@@ -122,11 +145,12 @@ def _glorot(weight: Tensor) -> float:
 # within ±1 deviation, the variance of a normal distribution is 1 - 2φ(1)/(2Φ(1) - 1): 0.2911
 _CUT = 0.02 * math.sqrt(1 - 2 * 0.24197072451914337 / 0.6826894921370859)
 _DEFAULTS = ("alternet.conv", "alternet.attention", "alternet.classifier", "cifar_vit.linear", "stem.conv",
-             "simmim.linear", "supcon.projection")  # fmt: skip
+             "simmim.linear", "supcon.projection", "dino.prototypes")  # fmt: skip
 DEVIATIONS: dict[str, Callable[[Tensor], float]] = {
     **dict.fromkeys(_DEFAULTS, _default),
     **dict.fromkeys(("alternet.position", "cifar_vit.position", "uniform_heads.qkv", "squeeze_excite.linear",
-                     "mae.mask_token"), lambda weight: 0.02),
+                     "mae.mask_token", "stem.local_linear", "stem.local_position", "extra_block.linear",
+                     "lvvit.aux_head", "lvvit.cls_token", "dino.linear"), lambda weight: 0.02),
     **dict.fromkeys(("beit.linear", "masked.mask_token"), lambda weight: _CUT),
     "mae.linear": _glorot,
 }  # fmt: skip

@@ -16,6 +16,7 @@ from torch import nn
 from vtk.card import Transform
 from vtk.models.create import Created, build_model
 from vtk.models.stems import STEMS
+from vtk.models.stems.names import LOCAL
 
 GROUPS = ("attention", "head", "position", "stem", "ffn", "norm", "context", "other")
 VIT = {
@@ -246,7 +247,14 @@ CASES = [
             "gelu-mlp-bn": (("replace_stem", {"stem": "conv", "act": "gelu"}), ("change_mlp", {"design": "bn"})),
         }.items()
     ),
-    *(_vit(f"stem-{stem}", ("replace_stem", {"stem": stem})) for stem in STEMS),
+    _vit(
+        "lvvit", model="lvvit_small", kwargs={"patch_size": 8}, fuse="cannot fuse LvVit",
+        groups={**VIT, "head": "head aux_head"}, pack=r"`blocks\.0` is a ScaledResidualBlock",
+    ),
+    *(
+        _vit(f"stem-{stem}", ("replace_stem", {"stem": stem, **({"depth": 2} if stem == LOCAL else {})}))
+        for stem in STEMS
+    ),
     _vit("parallel-transform", ("parallelize", {"branches": 2}), groups=PARALLEL),
     _vit(
         "parallel-name", model="vit_tiny_patch16_6x2_224", kwargs={"depth": 1},

@@ -35,7 +35,7 @@ EXPECTED = {
         "inception-vit-aug-sam", "inception-vit-free", "inception-vit-sam",
     },
     "finetune": {"supcon-head", "transfer-cifar", "transfer-flowers", "transfer-pets"},
-    "pretrain": {"supcon", "supcon-sam"},
+    "pretrain": {"dino", "supcon", "supcon-sam"},
 }  # fmt: skip
 
 

@@ -188,7 +188,7 @@ def _made(analyses: Sequence[Analysis]) -> str:
         facts["seconds"] = f"{sum(one.seconds.values()):.1f}"
         facts["peak memory"] = console.size(one.peak_memory_bytes)
         rows = "".join(
-            f"<dt class=dim>{text(key)}</dt><dd>{text(str(value))}</dd>" for key, value in facts.items() if value
+            f"<dt class=dim>{text(key)}</dt><dd>{text(_fact(value))}</dd>" for key, value in facts.items() if value
         )
         head = f"<h3>{_letter(analyses, i)}{text(one.label)}</h3>" if len(analyses) > 1 else ""
         parts.append(f'{head}<dl class="facts">{rows}</dl>')
@@ -200,3 +200,7 @@ def _made(analyses: Sequence[Analysis]) -> str:
     where = "analysis.json" if len(analyses) == 1 else "each model's analysis.json"
     parts.append(f'<p class="dim small">All values are in {where}; the plots are in figures/ as PNG and SVG.</p>')
     return f'<h2 id="made">Run details</h2>{"".join(parts)}'
+
+
+def _fact(value: Any) -> str:
+    return "; ".join(f"{key}: {one}" for key, one in value.items()) if isinstance(value, dict) else str(value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ def open_images(path: Path) -> np.ndarray:
     check_plain(path, "an array of images")
     with reading(path, "is not a whole .npy file"):
         images = np.load(path, mmap_mode="r", allow_pickle=False)
-        shape = getattr(images, "shape", ())
+        shape: Any = getattr(images, "shape", ())
         fits = isinstance(images, np.ndarray) and images.dtype == np.uint8 and len(shape) == 4 and shape[3] == 3
         if not fits or not all(0 < side <= _MOST_SIDE for side in shape[1:3]) or not shape[0]:
             raise DataError(

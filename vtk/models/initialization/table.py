@@ -105,6 +105,14 @@ TABLE: Mapping[str, Row] = {
         "vit_tiny_patch2_32, vit_tiny_patch2_gap_32: `cls_token`, `pos_embed`", _NORMAL, None,
         "Park and Kim 2022's code", _TRUNCATED_TIMM,
     ),
+    "dino.linear": Row(
+        "vtk pretrain --method dino: linear layers of the projection", _TRUNCATED_TIMM, ZEROS,
+        "code of Caron et al. 2021",
+    ),
+    "dino.prototypes": Row(
+        "vtk pretrain --method dino: `prototypes` before they are normalised", _TORCH, None,
+        "code of Caron et al. 2021 leaves torch's default",
+    ),
     "stem.conv": Row(
         "stems conv, hmlp, levit: convolutions", _TORCH, _TORCH,
         "the codes of VOLO, DeiT and LeViT leave torch's default",
@@ -114,6 +122,8 @@ TABLE: Mapping[str, Row] = {
     "extra_block.linear": Row(
         "--extra-block: linear layers", _TRUNCATED_TIMM, ZEROS, "DeiT's code, in which Hyeon-Woo et al. 2023 train",
     ),
+    "lvvit.aux_head": Row("lvvit_*: `aux_head`", _TRUNCATED_TIMM, ZEROS, "Jiang et al. 2021's code"),
+    "lvvit.cls_token": Row("lvvit_*: `cls_token`", _TRUNCATED_TIMM, None, "Jiang et al. 2021's code"),
     "scaled_relu.alpha": Row(
         "stem activation scaled-relu: `alpha`", ZEROS, None, "Wang et al. 2022, eq. 1, of a new BatchNorm",
     ),

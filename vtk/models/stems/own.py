@@ -1,7 +1,7 @@
-"""Stems that timm's models have of their own: the patch projection of a Vision Transformer, VOLO's convolutions.
+"""Stems that models have of their own: the patch projection of a Vision Transformer, convolutions of VOLO and LV-ViT.
 
 A request for a model's own stem is no change, so that one list of stems (Wang et al. 2022, Table 2) is for both:
-``1proj`` leaves a ViT as it is and takes VOLO's convolutions away; ``conv`` is the opposite.
+``1proj`` leaves a ViT as it is and takes the convolutions of the others away; ``conv`` is the opposite.
 """
 
 from collections.abc import Sequence
@@ -35,20 +35,22 @@ class VoloStem(VoloEmbed):  # type: ignore[misc]
 
 
 def own_stem(embed: Any) -> StemName | None:
-    """Return the name of a ``patch_embed`` that is timm's; None for another one."""
-    if type(embed) is VoloEmbed and embed.conv is not None:
+    """Return the name of a ``patch_embed`` that its model was built with; None for one that is not known."""
+    if (type(embed) is VoloEmbed and embed.conv is not None) or getattr(embed, "is_own", False):
         return "conv"
     return PLAIN if type(embed) is PatchEmbed else None
 
 
 def shape_of(embed: Any) -> StemShape:
     """Return channels, patch and tensor type of a ``patch_embed`` that `own_stem` names."""
-    first = embed.conv[0] if own_stem(embed) == "conv" else embed.proj
+    convs = getattr(embed, "conv", None) if type(embed) is VoloEmbed else getattr(embed.proj, "conv", None)
+    first = embed.proj if convs is None else convs[0]
     factory: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
     if first is embed.proj:
         return StemShape(first.in_channels, first.out_channels, tuple(embed.patch_size), **factory)
-    patch = (first.stride[0] * embed.proj.stride[0], first.stride[1] * embed.proj.stride[1])
-    return StemShape(first.in_channels, embed.proj.out_channels, patch, hidden=first.out_channels, **factory)
+    last = embed.proj if type(embed) is VoloEmbed else embed.proj.proj
+    patch = (first.stride[0] * last.stride[0], first.stride[1] * last.stride[1])
+    return StemShape(first.in_channels, last.out_channels, patch, hidden=first.out_channels, **factory)
 
 
 def without_own_stem(model: Any, transforms: Sequence[Transform]) -> tuple[Transform, ...]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timm.layers import PatchEmbed
+from timm.models.volo import PatchEmbed as VoloEmbed
 from torch import nn
 
 from vtk.errors import UsageError
 from vtk.models.stems.build import make_stem
-from vtk.models.stems.names import PATCHWISE, ActivationName, StemName
+from vtk.models.stems.names import PATCHWISE, PLAIN, ActivationName, StemName
 from vtk.models.stems.own import VoloStem, own_stem, shape_of
 from vtk.models.transforms.registry import register
 
@@ -28,10 +29,14 @@ class Stem(PatchEmbed):  # type: ignore[misc]
 
     Attributes:
         stem: its name.
+        is_own: whether its model was built with it, as LV-ViT is.
+        kept: whether the projection of the model's own stem is in it.
         patchwise: whether a token depends only on its own patch (with BatchNorm, in eval mode).
     """
 
     stem: StemName
+    is_own = False
+    kept = False
     proj: nn.Sequential
 
     @property
@@ -83,8 +88,8 @@ def replace_stem(
     """
     embed: Any = getattr(model, "patch_embed", None)
     refuse_stem(model, embed)
-    is_volo = own_stem(embed) == "conv"
-    old = None if is_volo else embed.proj
+    is_volo, own = type(embed) is VoloEmbed, own_stem(embed)
+    old = embed.proj if own == PLAIN else None
     shape = shape_of(embed)
     layers = make_stem(stem, shape, act=act, strides=strides, depth=depth, proj=old)
     kept = any(layer is old for layer in layers.modules())
@@ -94,8 +99,8 @@ def replace_stem(
     if is_volo:
         embed.conv, embed.patch_size = None, shape.patch
     embed.__class__ = VoloStem if is_volo else Stem
-    embed.stem, embed.proj = stem, layers
-    _name_first_conv(model, layers)
+    embed.stem, embed.proj, embed.is_own, embed.kept = stem, layers, False, kept
+    name_first_conv(model, layers)
     return {key: _source(key, kept) for key in model.state_dict()}
 
 
@@ -106,9 +111,9 @@ def refuse_stem(model: nn.Module, embed: Any) -> None:
         UsageError: names the model and its stem.
     """
     kind = type(model).__name__
-    if isinstance(embed, (Stem, VoloStem)):
-        raise UsageError(f"{kind} already has the stem {embed.stem}; a stem is replaced once")
     own = own_stem(embed)
+    if own is None and isinstance(embed, (Stem, VoloStem)):
+        raise UsageError(f"{kind} already has the stem {embed.stem}; a stem is replaced once")
     if own is None:
         found = type(embed)
         # classes of other modules of timm have the same name
@@ -116,7 +121,7 @@ def refuse_stem(model: nn.Module, embed: Any) -> None:
         what = "no `patch_embed`" if embed is None else f"a {name} as its `patch_embed`"
         raise UsageError(
             f"{kind} has {what}, and --stem replaces the projection of timm.layers.PatchEmbed; give a model that has "
-            "one (vit_*, deit_*, beit_*, …) or a volo_*"
+            "one (vit_*, deit_*, beit_*, …), a volo_* or an lvvit_*"
         )
     if own == "conv":
         return
@@ -132,7 +137,7 @@ def _source(key: str, kept: bool) -> str | None:
     return key.replace(_KEPT, _PROJ, 1) if kept and key.startswith(f"{_KEPT}.") else None
 
 
-def _name_first_conv(model: Any, layers: nn.Sequential) -> None:
+def name_first_conv(model: Any, layers: nn.Sequential) -> None:
     """Update the name of the first convolution, for adapting it to other channels."""
     first = next(name for name, part in layers.named_modules() if isinstance(part, nn.Conv2d))
     for name in ("pretrained_cfg", "default_cfg"):

@@ -147,6 +147,10 @@ class MaskedMethod:
         """Return both unchanged."""
         return augment(), plain
 
+    def remarks(self, row: Mapping[str, float]) -> list[str]:
+        """Return none."""
+        return []
+
     def step_rule(self, model: nn.Module) -> StepRule | None:
         """Return None: steps are plain."""
 

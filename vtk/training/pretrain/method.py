@@ -111,6 +111,9 @@ class Method(Protocol):
             setting: of the run.
         """
 
+    def remarks(self, row: Mapping[str, float]) -> list[str]:
+        """Return warnings about the last epoch, whose numbers are ``row``, one sentence each."""
+
     def numbers(self) -> dict[str, Any]:
         """Return the method's entries of the card and the result, as JSON values."""
 

@@ -194,6 +194,8 @@ def _finish(records: Records) -> None:
     scores = {name: rows[-1][name] for name in METRICS if name in rows[-1]}
     scored = f"; {describe_scores(scores)}" if scores else ""
     console.say(f"held-out loss {rows[-1]['val_loss']:.4f}{scored}; backbone {path}")
+    for remark in records.plan.method.remarks(rows[-1]):
+        console.warn(remark)
     if len(rows) < epochs:
         console.say(f"stopped after {len(rows)} of {epochs} epochs; continue with --resume")
     else:

@@ -177,6 +177,10 @@ class SupCon:
         """Return the loss of equation 2."""
         return Contrast(setting.config.supcon_temperature, setting.ranks)
 
+    def remarks(self, row: Mapping[str, float]) -> list[str]:
+        """Return none."""
+        return []
+
     def step_rule(self, model: nn.Module) -> StepRule | None:
         """Return None: steps are plain, or SAM's."""
 

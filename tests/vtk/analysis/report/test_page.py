@@ -170,6 +170,21 @@ def test_other_images_and_options_are_a_warning():
     assert "`--grid` unknown and 5 (for landscape)" in told[1]
 
 
+def test_images_are_compared_part_by_part():
+    def digests(found):
+        return replace(analysis("m"), facts={**analysis("m").facts, "images digest": found})
+
+    both = {"9 held-out": "abc", "4 training": "def"}
+    for one, two, same in (
+        (both, both, True), (both, {"9 held-out": "abc", "7 all": "x"}, True),
+        (both, {**both, "4 training": "x"}, False),
+        (both, {"8 held-out": "abd"}, False), (both, "abc", True), ("x", both, False),
+    ):  # fmt: skip
+        told = " ".join(cautions([digests(one), digests(two)]))
+        assert ("different images" not in told) == same, (one, two)
+    assert "9 held-out: abc; 4 training: def" in Page(report(digests(both))).text
+
+
 def test_warnings_are_on_top_of_the_page():
     a = analysis("a")
     b = replace(a, label="b", facts={**a.facts, "images digest": "other"})

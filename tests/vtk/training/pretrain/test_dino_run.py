@@ -27,6 +27,7 @@ from vtk.training.engine.callbacks import Callback
 from vtk.training.engine.processes import Ranks
 from vtk.training.finetune import finetune
 from vtk.training.pretrain.config import PretrainConfig
+from vtk.training.pretrain.dino.method import Dino
 from vtk.training.pretrain.dino.views import Blur, Crops, small_size
 from vtk.training.pretrain.prepare import make_plan
 from vtk.training.pretrain.run import pretrain
@@ -106,9 +107,9 @@ def test_views_are_blurred_and_solarised_as_the_authors_do(dino):
 def test_the_blur_is_in_proportion_to_the_view():
     assert Blur(1.0, 224).radii == (0.1, 2.0) and Blur(1.0, 56).radii == (0.025, 0.5)
     image = Image.effect_noise((32, 32), 80).convert("RGB")
-    torch.manual_seed(0)
     assert Blur(0.0, 224)(image) is image
-    assert np.asarray(Blur(1.0, 224)(image), np.float32).std() < 0.9 * np.asarray(image, np.float32).std()
+    spread = [np.asarray(Blur(1.0, 224)(image), np.float32).std() for _ in range(20)]
+    assert np.mean(spread) < 0.8 * np.asarray(image, np.float32).std()
 
 
 def test_crops_are_3_of_7_in_whole_patches():
@@ -169,6 +170,13 @@ def test_scores_are_of_the_kept_backbone_and_the_class_folders(dino, photos):
             parts.append((model(images).numpy(), np.array([sample.label for sample in samples])))
     theirs = KNeighborsClassifier(1, metric="cosine").fit(*parts[0]).score(*parts[1])
     assert found.rows[0]["knn_top1"] == pytest.approx(theirs)
+
+
+def test_a_collapse_is_warned_of(dino, capsys):
+    """Photos that differ in colour alone, at a high learning rate."""
+    row = pretrain(dino(freeze_prototypes=0)).rows[-1]
+    assert row["val_teacher_kl"] < 0.01 and "the outputs have collapsed" in capsys.readouterr().err
+    assert Dino().remarks({"val_teacher_kl": 0.02}) == []
 
 
 def test_16_bits_train_and_the_teacher_stays_in_32(dino):
@@ -243,6 +251,16 @@ def test_families_train_and_stop_and_go_on(dino, flags, tmp_path):
     a, b = (load_file(run.backbone) for run in (whole, parts))
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     assert whole.rows[-1]["loss"] == parts.rows[-1]["loss"]
+
+
+@pytest.mark.slow
+def test_compiled_steps_are_two_programs_that_give_the_same_losses(dino, monkeypatch, capsys):
+    monkeypatch.setattr("vtk.training.engine.compile_passes.BACKEND", "aot_eager")
+    plain = pretrain(dino(drop_path=0.2)).rows
+    compiled = pretrain(dino(drop_path=0.2, compile=True, overwrite=True)).rows
+    assert "--compile: 2 programs compiled" in capsys.readouterr().out  # the teacher's views, and the student's
+    for mine, theirs in zip(plain, compiled, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ from vtk.training.pretrain.similarity_plot import draw_similarity
 
 STRENGTH = 0.4
 """Of the change of colours, without ``--color-jitter``."""
+COLLAPSED = 0.01
+"""Nats of divergence between targets and answers on held-out images, below which a run is warned of."""
 _WITHOUT = 32  # px: crops of a model without patches have multiples of it
 
 
@@ -181,6 +183,15 @@ class Dino:
         inner: Any = model
         features = nn.functional.normalize(inner.backbone(images).float(), dim=1)
         draw_similarity(features, "cosine of the features", setting.out)
+
+    def remarks(self, row: Mapping[str, float]) -> list[str]:
+        """Return a warning if all images get the same answer: their targets then say nothing (section 5.3)."""
+        if row.get("val_teacher_kl", 1.0) > COLLAPSED:
+            return []
+        return [
+            "the outputs have collapsed: student and teacher give all images the same answer (val_teacher_kl "
+            f"{row['val_teacher_kl']:.3f}); use a lower --lr, a higher --teacher-momentum or fewer --dino-prototypes"
+        ]
 
     def numbers(self) -> dict[str, Any]:
         """Return the number of views, the size of the crops and the number of prototypes."""

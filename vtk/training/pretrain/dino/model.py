@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vtk.models.crop_sizes import at_size
+from vtk.models.initialization.draw import reset, reset_tensor
 from vtk.training.pretrain.dino.views import WHOLE, Crops
 
 
@@ -31,7 +31,7 @@ class Prototypes(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, width))
         self.length = nn.Parameter(torch.ones(count, 1), requires_grad=not unit)
-        nn.init.kaiming_uniform_(self.weight, a=5**0.5)  # torch's linear layer, as in the authors' code
+        reset_tensor(self.weight, "dino.prototypes")
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the products with the prototypes."""
@@ -58,8 +58,7 @@ class DinoHead(nn.Module):
         )
         for layer in self.mlp:
             if isinstance(layer, nn.Linear):
-                trunc_normal_(layer.weight, std=0.02)
-                nn.init.zeros_(layer.bias)
+                reset(layer, "dino.linear")
         self.prototypes = Prototypes(bottleneck, prototypes, unit=unit)
 
     def forward(self, features: Tensor) -> Tensor:
