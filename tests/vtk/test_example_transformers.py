@@ -204,6 +204,8 @@ def test_upernet_of_the_example_gives_the_logits_and_the_loss_of_transformers_mo
     whole.auxiliary_head.load_state_dict(model.auxiliary_head.state_dict())
     levels = model.pyramid(maps)
     assert [tuple(level.shape[-2:]) for level in levels] == [(32, 32), (16, 16), (8, 8), (4, 4)]
+    assert torch.equal(levels[2], maps[2])
+    assert torch.equal(levels[3], maps[3].view(2, WIDTH, 4, 2, 4, 2).amax((3, 5)))
     features = SimpleNamespace(feature_maps=levels, hidden_states=None, attentions=None)
     whole.backbone = nn.Module()
     whole.backbone.forward_with_filtered_kwargs = lambda *args, **kwargs: features
