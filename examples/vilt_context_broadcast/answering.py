@@ -1,7 +1,7 @@
 """Training of a model that answers questions about pictures in vtk's loop, and its accuracy."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class QuestionBatch(Batch):
         words: (B, T) int64.
     """
 
-    words: Tensor = torch.empty(0)
+    words: Tensor = field(default_factory=Tensor)
 
     def to(self, device: torch.device) -> "QuestionBatch":
         """Return the batch on ``device``."""
@@ -58,9 +58,8 @@ class AnswerObjective:
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean over questions."""
         assert isinstance(batch, QuestionBatch)
-        return F.binary_cross_entropy_with_logits(
-            answer(model, batch.images, batch.words), batch.labels
-        ) * batch.labels.shape[1], {}
+        each = F.binary_cross_entropy_with_logits(answer(model, batch.images, batch.words), batch.labels)
+        return each * batch.labels.shape[1], {}
 
 
 def answer(model: nn.Module, images: Tensor, words: Tensor) -> Tensor:

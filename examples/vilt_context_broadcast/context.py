@@ -1,6 +1,5 @@
 """Context Broadcasting (CB_S) in transformers' ViLT: over the image's tokens, the question's, or both."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,12 +61,8 @@ class ContextEmbeddings(ViltEmbeddings):
         """Return tokens (B, N, C) and which are no padding (B, N), as ViLT does."""
         embedded, valid = super().forward(input_ids, attention_mask, *args, **kwargs)
         text = torch.arange(valid.shape[1], device=valid.device) < attention_mask.shape[1]
-        of: dict[str, Callable[[], Tensor]] = {
-            "image": lambda: ~text,
-            "text": lambda: text,
-            "both": lambda: text | ~text,
-        }
-        self.members.mask = (valid.bool() & of[self.tokens]())[..., None]
+        chosen = {"image": ~text, "text": text, "both": torch.ones_like(text)}[self.tokens]
+        self.members.mask = (valid.bool() & chosen)[..., None]
         return embedded, valid
 
 
@@ -82,7 +77,7 @@ class ContextModel(ViltModel):
 
 
 def add_context_broadcast(model: ViltModel, tokens: str = "both") -> None:
-    """Add CB_S to all layers of a ViLT in place; Λ = 0 leaves what it computes as it is, and all tensors keep their names.
+    """Add CB_S to all layers of a ViLT in place; with Λ = 0 it computes the same, and all tensors keep their names.
 
     Args:
         model: transformers' ViLT, without a head.

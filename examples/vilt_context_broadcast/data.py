@@ -69,11 +69,12 @@ def ask(rng: random.Random, things: Sequence[tuple[str, str]], kind: str) -> tup
     if kind == "count":
         word = rng.choice((*SHAPES, *COLORS))
         return f"how many {word} things are there", str(sum(word in thing for thing in things))
-    # half of the things asked for are there; of the others, shape and colour are mostly there, but apart
     if rng.random() < 0.5:
         return f"is there a {color} {shape}", "yes"
-    shape, color = rng.choice(things)[0], rng.choice(things)[1]
-    return (f"is there a {color} {shape}", "no") if (shape, color) not in things else None
+    # of what is not there, its shape or its colour is: only both together give the answer
+    near = [(s, c) for s in SHAPES for c in COLORS if (s, c) not in things and (s == shape or c == color)]
+    shape, color = rng.choice(near)
+    return f"is there a {color} {shape}", "no"
 
 
 def questions(count: int, seed: int, kinds: Sequence[str] = KINDS) -> Questions:

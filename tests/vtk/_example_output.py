@@ -12,7 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-RECORDED = ("finetune_export", "many_tasks", "why")
+JOBS = ("finetune_export", "many_tasks", "why")
+"""Examples of one job each: short scripts of public names."""
+
+RECORDED = (*JOBS, "segmentation_upernet", "vilt_context_broadcast")
 """Examples whose whole output is in ``output.txt``."""
 
 VARIES = (
