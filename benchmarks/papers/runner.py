@@ -133,6 +133,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.images = [replace(images, name=f"{images.name} on a GPU") for images in args.images]
     if len({images.name for images in args.images}) < len(args.images):
         parser.error("--images: two sets have the same name; give NAME=FOLDER")
+    if not args.job and args.results.exists() and not _rows.whole(args.results):
+        parser.error(f"--results {args.results} has a row that was cut; remove it, or give another file")
     args.work = args.work.resolve()
     return args
 

@@ -198,6 +198,16 @@ def test_dry_does_nothing_and_unknown_names_and_quick_results_are_refused(fake, 
             go(*wrong)
 
 
+def test_results_that_were_cut_are_refused_before_anything_is_done(fake, tmp_path, capsys):
+    done, go = fake
+    assert go("--seeds", "0", "--only", "A") == 0 and len(done) == 1
+    text = (tmp_path / "r.csv").read_text()
+    (tmp_path / "r.csv").write_text(text[: text.rindex("top1") + 6])
+    with pytest.raises(SystemExit):
+        go("--seeds", "0", "1")
+    assert "has a row that was cut; remove it" in capsys.readouterr().err and len(done) == 1
+
+
 def test_a_job_that_fails_is_named_and_leaves_no_rows(fake, tmp_path, monkeypatch, capsys):
     _, go = fake
     good = jobs.start

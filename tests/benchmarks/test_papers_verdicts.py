@@ -172,6 +172,19 @@ def test_seeds_that_agree_to_the_last_digit_decide():
     assert (found.verdict, found.p, found.difference) == ("not shown here", 1.0, 0.0)
 
 
+@pytest.mark.parametrize("one, two", [(0.5, 0.52), (0.7, 0.72), (0.81, 0.83), (0.3, 0.32)])
+def test_seeds_that_all_lie_on_the_margin_decide_nothing(one, two):
+    found = judged(EQUAL, np.full(5, one), np.full(5, two))
+    assert (found.verdict, found.p) == ("not shown here", 1.0)
+
+
+def test_ratios_beyond_the_range_of_floats_are_judged():
+    found = judged(RATIO, np.full(5, 1e-300), 10.0 ** np.arange(296, 301))
+    assert found.verdict == "shown" and found.difference == 0.0 and found.seeds == 5
+    wild = judged(RATIO, np.array([1e-300, 1e300, 1e-300, 1e300, 1e-300]), np.full(5, 1.0))
+    assert wild.verdict == "not shown here" and wild.high == wild.detectable == math.inf
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_holm_rejects_what_the_closed_test_of_bonferroni_rejects(seed):
     """A claim is rejected when every set of claims with it has one whose p is at most α over the set's size."""

@@ -120,6 +120,13 @@ def test_crops_are_3_of_7_in_whole_patches():
     assert small_size((16, 16), 16) == (16, 16)
 
 
+@pytest.mark.parametrize("side, allowed", [(40, "32"), (50, "64")])
+def test_crops_of_broken_patches_are_refused_also_where_patches_have_32_pixels(dino, side, allowed):
+    config = dino(model_kwargs=("patch_size=32", *KWARGS[1:]), img_size=64, local_size=side)
+    with pytest.raises(UsageError, match=rf"`--local-size` {side} {side} is not .* of 32 px; give {allowed} {allowed}"):
+        make_plan(config.resolved(), CPU)
+
+
 class Death(Exception):
     """What a run dies of."""
 

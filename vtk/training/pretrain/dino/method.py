@@ -115,10 +115,11 @@ class Dino:
             UsageError: the backbone, or the size of the crops, does not fit.
         """
         kwargs = parse_model_kwargs(config.model_kwargs)
-        patch = patch_side(config.model, kwargs) or min(_WITHOUT, *spec.size)
+        own = patch_side(config.model, kwargs)
+        patch = own or min(_WITHOUT, *spec.size)
         given = config.local_size
         small = small_size(spec.size, patch) if given is None else (given, given) if isinstance(given, int) else given
-        if any(side % patch and patch != _WITHOUT for side in small):
+        if own and any(side % own for side in small):
             raise UsageError(
                 f"`--local-size` {small[0]} {small[1]} is not a multiple of the patch of {patch} px; give "
                 f"{' '.join(str(max(1, round(side / patch)) * patch) for side in small)}"
