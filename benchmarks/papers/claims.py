@@ -43,8 +43,8 @@ _SMOOTHED_SAM = (
     "25.0 %; class token, no smoothing (1 seed): top-1 88.0 % against 86.5 %."
 )
 _STEMS = (
-    "digits, class token, no smoothing of labels, 20 epochs (1 seed): at the low rate conv 92.8 % and patchify 69.2 %, at "
-    "the high rate 73.5 % and 23.2 %; similarity in the lower layers 0.07 and 0.16."
+    "digits, class token, no smoothing of labels, 20 epochs (1 seed): conv 92.8 % and patchify 69.2 % at the low rate, "
+    "73.5 % and 23.2 % at the high one; similarity in the lower layers 0.07 and 0.16 at the low rate."
 )
 CLAIMS = (
     Claim("A", "parallel", "Parallel blocks are as accurate as sequential ones of the same size (margin 2 points)",
