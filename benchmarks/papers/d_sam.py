@@ -17,12 +17,12 @@ def _sam(job: Job) -> None:
         speeds[variant] = done.numbers["images_per_second"]
         task = load(done.weights)
         seen = batches(task, job.images, "train", job.settings["images"])
-        curvature = hessian_max(task.model, seen, top=2)
+        curvature = hessian_max(task.model, seen)
         flatness = average_flatness(
             task.model, seen, sigma=job.settings["sigma"], draws=job.settings["draws"], seed=job.seed
         )
         job.add(
-            variant, lambda_max=max(curvature.values["whole"]), lambda_converged=all(curvature.converged.values()),
+            variant, lambda_max=curvature.value, lambda_converged=all(curvature.converged.values()),
             train_loss=flatness.loss, noisy_loss=flatness.noisy_loss,
             noise_rise=flatness.noisy_loss - flatness.loss, miss_rate=miss_rate(task.model, seen).rate,
         )  # fmt: skip

@@ -25,12 +25,17 @@ _CORRELATION = 0.5
 _LARGEST = 8.0
 """On the normal scale, where differences are all the same number and t is infinite."""
 
+_ROUNDING = 1e-12
+"""Differences from the null below it, relative or absolute, are rounding errors: results have six digits."""
+
 
 def statistic(differences: Sequence[float], null: float = 0.0) -> float:
     """Return Student's t of differences from ``null``, on the normal scale: with its sign, and the same p-value."""
     mean, error = mean_and_error(differences)
+    if math.isclose(mean, null, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+        return 0.0  # without any spread too: 0.50 − 0.52 is not −0.02 in floating point
     if error == 0:
-        return 0.0 if mean == null else math.copysign(_LARGEST, mean - null)
+        return math.copysign(_LARGEST, mean - null)
     t = (mean - null) / error
     return math.copysign(min(_LARGEST, -float(ndtri(stdtr(len(differences) - 1, -abs(t))))), t)
 

@@ -29,7 +29,7 @@ from papers.jobs import Place, Task, do, end_with_parent, work_off
 RESULTS = _rows.RESULTS / "papers.csv"
 OUT_OF_TIME = 3
 """Exit code, as of `gpu.sh`."""
-TESTS = ("tests/vtk/analysis", "tests/benchmarks/test_papers.py")
+TESTS = tuple(f"tests/benchmarks/test_papers{name}.py" for name in ("", "_runs", "_verdicts"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, pairs: Sequence[schedule.Pair], place: Place) -> int:
-    if not args.skip_tests:
-        _rows.require_green(TESTS)
+    end = time.monotonic() + 60 * args.minutes
+    if not args.skip_tests:  # a card's minutes are for its runs
+        _rows.require_green(TESTS if args.gpu else ("tests/vtk/analysis", *TESTS))
     for images in args.images:
         pictures.prepare(images.folder(args.work), images.source, images.train, images.val)
-    tasks, first = _tasks(args, pairs), True
-    end = time.monotonic() + 60 * args.minutes
+    tasks, first, tried = _tasks(args, pairs), True, set()
     while tasks:
         print(f"{len(tasks)} to do{'' if first else ': claims that the first look left open'}", flush=True)
         failed, left = work_off(tasks, place, args.processes, end)
@@ -80,7 +80,11 @@ def _run(args: argparse.Namespace, pairs: Sequence[schedule.Pair], place: Place)
             print(f"out of time, {left} missing; the same command continues", flush=True)
         if failed or left:
             return 1 if failed else OUT_OF_TIME
+        tried |= {task.key for task in tasks}
         tasks, first = [] if args.again else _tasks(args, pairs), False
+        if again := [task for task in tasks if task.key in tried]:
+            print(f"{again[0]} was done with other settings: they were edited meanwhile; start again", flush=True)
+            return 1
     return 0
 
 
@@ -129,6 +133,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         args.images = [replace(images, name=f"{images.name} on a GPU") for images in args.images]
     if len({images.name for images in args.images}) < len(args.images):
         parser.error("--images: two sets have the same name; give NAME=FOLDER")
+    if not args.job and args.results.exists() and not _rows.whole(args.results):
+        parser.error(f"--results {args.results} has a row that was cut; remove it, or give another file")
     args.work = args.work.resolve()
     return args
 

@@ -107,7 +107,7 @@ def _difference(claim: Claim, one: float, two: float) -> float | None:
         return None
     if claim.scale == "difference":
         return one - two
-    return math.log(one / two) if one > 0 and two > 0 else None
+    return math.log(one) - math.log(two) if one > 0 and two > 0 else None
 
 
 def _margin(claim: Claim) -> float:
@@ -117,7 +117,12 @@ def _margin(claim: Claim) -> float:
 
 
 def _shown_as(claim: Claim, difference: float) -> float:
-    return difference if claim.scale == "difference" else math.exp(difference)
+    if claim.scale == "difference":
+        return difference
+    try:
+        return math.exp(difference)
+    except OverflowError:
+        return math.inf
 
 
 def _order(seed: str) -> tuple[int, str]:

@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+import _claims
 import numpy as np
 import pytest
 from papers import pictures, runner
@@ -100,6 +101,12 @@ def test_numbers_have_the_decimals_of_their_mean_and_a_minus(page):
     assert (page.number("L", -1.7619), page.number("L", -0.0001), page.number("top-1, %", 0.123)) == (
         "−1.762", "0.000", "12.3",
     )  # fmt: skip
+
+
+def test_what_is_detectable_is_rounded_up():
+    ratio, points = CLAIMS_OF_SAM[0], CLAIMS_OF_SAM[2]
+    assert _claims._detectable(points, "top-1, %", 0.01232) == "1.3"
+    assert _claims._detectable(ratio, "λ_max", 1.202) == "×1.21" and _claims._detectable(ratio, "λ_max", 1.2) == "×1.20"
 
 
 def test_a_claim_that_its_own_test_shows_may_not_survive_all_others(page, code):

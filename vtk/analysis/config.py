@@ -41,7 +41,7 @@ class AnalyzeConfig(Config):
     ] = ("all",)  # fmt: skip
     protocol: Annotated[
         Literal["park-kim", "chen", "hyeon-woo", "wang"] | None,
-        Option("measure as a paper does: its diagnostics, images, loss and iteration; options override it", often=True),
+        Option("preset of a publication: diagnostics, images, loss and iteration; options override it", often=True),
     ] = None
     split: Annotated[
         Literal["val", "train", "all"] | None,

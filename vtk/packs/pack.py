@@ -166,7 +166,6 @@ def _rebuild(
         kwargs=created.spec.kwargs,
         base=created.base,
         input=created.input,
-        init=created.init,
     ).model
     whole = {k: to_dtype(v, torch.float32) for k, v in state.items()}
     whole |= {name: model.state_dict()[name].clone() for name in factors}

@@ -192,7 +192,7 @@ def _ratios(model: nn.Module) -> Tensor:
         if isinstance(block, AttentionBlock):
             block.register_forward_hook(keep)
     with torch.no_grad():
-        model.train()(torch.randn(8, 3, 32, 32))
+        model.train()(torch.randn(4, 3, 32, 32))
     return torch.stack(found)
 
 

@@ -23,8 +23,8 @@ LINES = [
 ]
 SEVERAL = frozenset(
     "backend base batch_size batch_sizes branches compare data device dtype duration form images img_size max_drop "
-    "metric model out overwrite pack pack_dtype precision pretrained rank resume revision source tasks threshold "
-    "warmup weight_decay with_preproc".split()
+    "metric model out overwrite pack pack_dtype precision pretrained protocol rank resume revision source split tasks "
+    "threshold warmup weight_decay with_preproc".split()
 )
 """Names with another meaning in another command; every other name means one thing everywhere."""
 

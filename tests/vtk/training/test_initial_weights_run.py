@@ -15,7 +15,7 @@ from vtk.errors import DataError, UsageError
 from vtk.models.initialization import scheme
 from vtk.models.inputs import blank_model
 from vtk.models.transforms.context_layers import add_context_broadcast
-from vtk.packs.load import load_checkpoint, read_card
+from vtk.packs.load import build_from_card, load_checkpoint, read_card
 from vtk.training.engine.result import FitState
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.pretrain.config import PretrainConfig
@@ -77,7 +77,7 @@ def test_the_layers_of_a_pre_training_method_are_drawn_by_the_scheme_of_the_back
 
 def test_a_card_of_version_0_1_is_of_its_scheme_and_a_new_one_without_it_too() -> None:
     card = read_card(FIXTURES / "runs" / "digits" / "task")
-    assert "init" not in card.data and card.init == "0.1"
+    assert "init" not in card.data and card.init == "0.1" == build_from_card(card, pretrained=False).init
     assert dataclasses.replace(card, data={"init": "papers"}).init == "papers"
 
 

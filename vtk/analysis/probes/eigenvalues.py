@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 
 Method = Literal["lanczos", "power"]
 METHODS: tuple[Method, ...] = ("lanczos", "power")
@@ -56,7 +56,8 @@ def top_eigenvalues(
     those found (deflation), and stops when the value changes by less than ``tol`` of itself and is no mixture of two of
     opposite signs: it keeps a vector for each value and needs many products, as PyHessian and Park and Kim (2022) and
     Chen et al. (2022) do. Once a negative value was found, it looks for the largest ones in the operator shifted by it,
-    which has no negative values.
+    which has no negative values. All of these are close to the shift then, so that steps are small anyway: there the
+    residual has to be small as well, compared with the value itself.
 
     Args:
         product: symmetric; maps (n,) to (n,).
@@ -70,6 +71,7 @@ def top_eigenvalues(
 
     Raises:
         UsageError: an argument is out of range.
+        DataError: a product is not finite.
     """
     for top in (algebraic, magnitude):
         if not 1 <= top <= len(start):
@@ -80,7 +82,17 @@ def top_eigenvalues(
         raise UsageError(f"unknown method {method!r}; give {' or '.join(METHODS)}")
     own = generator or torch.Generator().manual_seed(0)
     find = _lanczos if method == "lanczos" else _power
-    return find(product, start, algebraic, magnitude, max_iter, tol, own)
+
+    def finite(vector: Tensor) -> Tensor:
+        image = product(vector)
+        if not bool(image.isfinite().all()):
+            raise DataError(
+                "a product with the Hessian is not finite: the loss or its derivatives overflow on these images; look "
+                "at their values and at the model's weights"
+            )
+        return image
+
+    return find(finite, start, algebraic, magnitude, max_iter, tol, own)
 
 
 Value = tuple[float, bool, Tensor]
@@ -127,12 +139,15 @@ def _iterate(
     for step in range(max_iter):
         image = product(vector)
         before, value = value, float(vector @ image)
-        if shift:
-            image = image + shift * vector
         image = _orthogonal(image, known)
+        if shift:
+            residual = float((image - value * vector).norm())
+            image = image + shift * vector
         size = float(image.norm())
         # of two values ±λ the iterates are a mixture for long, whose Rayleigh quotient is constant between them
         pure = size - abs(value + shift) <= tol**0.5 * size
+        if shift:  # λ + shift of all values are alike, so that quotients change little long before the largest
+            pure = residual <= tol**0.5 * max(abs(value), _SMALL * abs(shift))
         settled = step > 0 and pure and abs(value - before) <= tol * abs(value)
         following = _unit(image, known)
         if settled or not bool(following.any()):  # zero: the rest of the operator vanishes

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from vtk import console
 from vtk.data.audit.result import DataAudit, Sample
@@ -40,18 +39,11 @@ class FeatureProbe:
         self, parts: tuple[Sequence[Sample], Sequence[Sample]], transform: Transform, config: PretrainConfig,
         workers: int, ranks: Ranks,
     ) -> None:  # fmt: skip
-        self.ranks, self.k = ranks, config.knn_k
-        self.classes, self.images = len({sample.label for sample in parts[0]}), len(parts[0])
-        self.loaders = [
-            make_loader(
-                part, transform, batch_size=config.eval_batch_size, shuffle=False, seed=config.seed, workers=workers,
-                max_pixels=config.max_pixels,
-            )
-            for part in parts
-        ]  # fmt: skip
+        self.parts, self.transform, self.config, self.workers, self.ranks = parts, transform, config, workers, ranks
 
     def __str__(self) -> str:
-        return f"features are scored by {self.classes} class folders, {self.images} training images"
+        classes = len({sample.label for sample in self.parts[0]})
+        return f"features are scored by {classes} class folders, {len(self.parts[0])} training images"
 
     @torch.no_grad()
     def score(self, model: nn.Module, precision: Precision) -> dict[str, float]:
@@ -61,17 +53,22 @@ class FeatureProbe:
             model: holds the backbone as ``backbone``; in eval mode.
             precision: that it was prepared for.
         """
-        (bank, bank_labels), (features, labels) = (self._features(model, precision, loader) for loader in self.loaders)
+        (bank, bank_labels), (features, labels) = (self._features(model, precision, part) for part in self.parts)
         scores: dict[str, float] = {}
         if self.ranks.main:
             on = self.ranks.device
             four = (bank.to(on), bank_labels.to(on), features.to(on), labels.to(on))
-            scores = {"knn_top1": knn_top1(*four, k=self.k), "probe_top1": probe_top1(*four)}
+            scores = {"knn_top1": knn_top1(*four, k=self.config.knn_k), "probe_top1": probe_top1(*four)}
         return dict(self.ranks.gather(scores)[0])
 
-    def _features(self, model: Any, precision: Precision, loader: DataLoader[Any]) -> tuple[Tensor, Tensor]:
+    def _features(self, model: Any, precision: Precision, part: Sequence[Sample]) -> tuple[Tensor, Tensor]:
         """Return features (n, D) in fp32 and classes (n,) of all images, in order, on the CPU."""
-        ranks, mine = self.ranks, []
+        config, ranks, mine = self.config, self.ranks, []
+        # made anew each time: the processes that load images end with it
+        loader = make_loader(
+            part, self.transform, batch_size=config.eval_batch_size, shuffle=False, seed=config.seed,
+            workers=self.workers, max_pixels=config.max_pixels,
+        )  # fmt: skip
         for images, labels in share(loader, ranks, whole=True):
             ranks.check()
             (seen,), _ = precision.before_forward(model, (images.to(ranks.device),), {})

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vtk.analysis.probes.eigenvalues import METHODS, top_eigenvalues
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 
 SIZE = 60
 
@@ -53,6 +53,24 @@ def test_a_mixture_of_two_values_of_opposite_signs_has_not_converged():
     assert not all(top_eigenvalues(lambda v: matrix @ v, start, method="power").converged)
     found = top_eigenvalues(lambda v: matrix @ v, start)
     assert found.algebraic == pytest.approx((5.0,)) and all(found.converged)
+
+
+def test_small_steps_beside_a_negative_outlier_are_no_convergence():
+    """Shifted by 400 all other values are nearly the same: the quotient hardly moves, far from the largest."""
+    values = torch.cat([torch.tensor([-400.0]), torch.linspace(-1, -0.01, 200)])
+    start = torch.randn(len(values), generator=torch.Generator().manual_seed(0))
+    found = top_eigenvalues(lambda v: values * v, start, method="power")
+    assert found.converged == (False, True) and found.magnitude == pytest.approx((-400.0,))
+    assert top_eigenvalues(lambda v: values * v, start).algebraic == pytest.approx((-0.01,), abs=5e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_products_that_are_not_finite_are_one_line(method, value):
+    values = torch.tensor([1.0, value, 2.0])
+    with pytest.raises(DataError, match="a product with the Hessian is not finite") as info:
+        top_eigenvalues(lambda v: values * v, torch.ones(3), method=method)
+    assert "\n" not in str(info.value)
 
 
 def test_a_restart_keeps_both_ends(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from torchvision.transforms import RandomSolarize
 
 from vtk.data.audit.folder_scan import scan
+from vtk.data.digits import write_digits
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import ImageDataset
 from vtk.data.mirroring import Mirroring
@@ -116,6 +118,13 @@ def test_crops_are_3_of_7_in_whole_patches():
     assert small_size((224, 224), 16) == (96, 96) and small_size((224, 224), 14) == (98, 98)
     assert small_size((32, 32), 8) == (16, 16) and small_size((64, 32), 16) == (32, 16)
     assert small_size((16, 16), 16) == (16, 16)
+
+
+@pytest.mark.parametrize("side, allowed", [(40, "32"), (50, "64")])
+def test_crops_of_broken_patches_are_refused_also_where_patches_have_32_pixels(dino, side, allowed):
+    config = dino(model_kwargs=("patch_size=32", *KWARGS[1:]), img_size=64, local_size=side)
+    with pytest.raises(UsageError, match=rf"`--local-size` {side} {side} is not .* of 32 px; give {allowed} {allowed}"):
+        make_plan(config.resolved(), CPU)
 
 
 class Death(Exception):
@@ -251,6 +260,22 @@ def test_families_train_and_stop_and_go_on(dino, flags, tmp_path):
     a, b = (load_file(run.backbone) for run in (whole, parts))
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
     assert whole.rows[-1]["loss"] == parts.rows[-1]["loss"]
+
+
+@pytest.mark.slow
+def test_features_of_digits_get_better_than_those_of_random_weights(tmp_path, capsys):
+    """1,438 digits without classes, two epochs of a plan of ten: k-NN 51.3 → 58.2 %, linear probe 69.9 → 76.9 %."""
+    config = PretrainConfig(
+        data=write_digits(tmp_path / "digits"), out=tmp_path / "run", method="dino", model="vit_tiny_patch16_224",
+        model_kwargs=("patch_size=4", "depth=2", "embed_dim=48", "num_heads=3", "global_pool=avg"), img_size=16,
+        epochs=10, stop_after=2, batch_size=32, lr=1e-3, weight_decay=0.04, weight_decay_end=0.04, hflip=0.0,
+        dino_colors=False, crop_scale=(0.5, 1.0), local_crops=2, local_scale=(0.3, 0.6), dino_prototypes=256,
+        dino_hidden=128, dino_bottleneck=32, teacher_momentum=0.95, teacher_temp=0.03, workers=0, device="cpu",
+    )  # fmt: skip
+    rows = pretrain(config).rows
+    before = re.search(r"before training k-NN ([\d.]+) %, linear probe ([\d.]+) %", capsys.readouterr().out)
+    assert 100 * rows[-1]["knn_top1"] > float(before[1]) + 4
+    assert 100 * rows[-1]["probe_top1"] > float(before[2]) + 4
 
 
 @pytest.mark.slow

@@ -115,10 +115,11 @@ class Dino:
             UsageError: the backbone, or the size of the crops, does not fit.
         """
         kwargs = parse_model_kwargs(config.model_kwargs)
-        patch = patch_side(config.model, kwargs) or min(_WITHOUT, *spec.size)
+        own = patch_side(config.model, kwargs)
+        patch = own or min(_WITHOUT, *spec.size)
         given = config.local_size
         small = small_size(spec.size, patch) if given is None else (given, given) if isinstance(given, int) else given
-        if any(side % patch and patch != _WITHOUT for side in small):
+        if own and any(side % own for side in small):
             raise UsageError(
                 f"`--local-size` {small[0]} {small[1]} is not a multiple of the patch of {patch} px; give "
                 f"{' '.join(str(max(1, round(side / patch)) * patch) for side in small)}"
@@ -128,8 +129,12 @@ class Dino:
                 f"`--method dino` needs features, which {type(backbone).__name__} does not have; give another model"
             )
         self.config, self.crops = config, Crops(spec.in_chans, spec.size, small, config.local_crops)
-        if config.local_crops:
+        if self._other_size:
             check_runs(backbone, small, 3, self._hint)
+
+    @property
+    def _other_size(self) -> bool:
+        return self.crops.count > 0 and self.crops.small != self.crops.size
 
     @property
     def _hint(self) -> str:
@@ -149,7 +154,7 @@ class Dino:
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
         """Return the backbone with a head; parameters that the loss does not reach are frozen."""
         config, width = setting.config, int(backbone.num_features)  # type: ignore[arg-type]
-        if self.crops.count:
+        if self._other_size:
             check_runs(backbone, self.crops.small, self.crops.in_chans, self._hint)
         head = DinoHead(
             width, config.dino_hidden, config.dino_bottleneck, config.dino_prototypes, unit=config.unit_prototypes
@@ -162,7 +167,7 @@ class Dino:
 
     def _tell(self, unused: list[str]) -> None:
         (height, width), (h, w), count = self.crops.size, self.crops.small, self.crops.count
-        crops = f" and {count} crops of {h}×{w} px" if count else ""
+        crops = f" and {count} crop{'s' * (count > 1)} of {h}×{w} px" if count else ""
         console.say(f"student: {WHOLE} views of {height}×{width} px{crops} of every image; teacher: the {WHOLE} views")
         if unused:
             console.say(f"{len(unused)} tensors get no gradient and are frozen: {', '.join(unused[:3])}")
