@@ -84,12 +84,12 @@ TEXT = {
                         "divided by that without, measured in turn.",
     ("C", "frequencies"): "*High* is the Δ log amplitude of the highest frequency that the paper plots, in nats, and "
                           "*variance* that over the positions of a map, on {images} held-out images: means over the "
-                          "blocks of one ViT with 8×8 patches, of the map before and after each attention or MLP.",
+                          "blocks of one ViT with 8×8 = 64 patches, of the map before and after each attention or MLP.",
     ("C", "pooling"): "*Negative* is the share of negative values among the {hessian[top]} largest Hessian eigenvalues "
                       "of each mini-batch of {hessian[batch_size]}, NEP, and *positive* the mean of the positive ones, "
                       "APE: of the training loss with its l2 term, on {hessian[images]} augmented training images, "
                       "after runs of {early[0]} and of {early[1]} epochs (mean).",
-    ("C", "local"): "A ViT with 8×8 patches and `--local-attention 5` or without.",
+    ("C", "local"): "A ViT with 8×8 = 64 patches, without and with `--local-attention 5`.",
     ("C", "alternet"): "Both have the same widths and steps; attention replaces convolutions by the paper's build-up "
                        "rule.",
     ("D", "sam"): "λ_max of the training loss's Hessian (Lanczos), L^N with noise of σ = {sigma} on every weight "

@@ -1,4 +1,4 @@
-"""Pre-train a Vision Transformer: without labels by masked image modelling, or with them by `--method supcon`."""
+"""Pre-train a Vision Transformer: without labels (masked image modelling, DINO), or with them (`--method supcon`)."""
 
 from vtk import console
 from vtk.commands import _cli
@@ -10,6 +10,7 @@ _EXAMPLES = (
     "vtk pretrain photos --method mae --model vit_base_patch16_224 --batch-size 256 --epochs 400",
     "vtk pretrain photos --method simmim --mask-unit 2 --drop-path 0.1",
     "vtk pretrain photos --method beit --tokenizer runs/photos-beit/tokenizer.safetensors --out runs/again",
+    "vtk pretrain photos --method dino --img-size 224 --epochs 200",
     "torchrun --standalone --nproc_per_node 4 -m vtk pretrain photos --method mae --batch-size 1024",
 )
 

@@ -67,7 +67,7 @@ class EvalConfig(RunOptions):
     ] = False
     baseline: Annotated[
         str | None,
-        Option("--corrupted: alexnet, or another model's corruptions.json, to divide its errors by", "data",
+        Option("--corrupted: errors that the mCE divides by, alexnet or another model's corruptions.json", "data",
                nonempty=True),
     ] = None  # fmt: skip
     out: MaybeOut = None

@@ -121,7 +121,8 @@ def print_errors(errors: Errors, summary: CorruptionSummary, baseline: Baseline 
     count = console.count(len(errors), "corruption")
     console.say(f"mean accuracy {console.percent(summary.mean_top1)} over {count}")
     if summary.standard_top1 is not None and len(errors) > len(STANDARD):
-        console.say(f"mean accuracy {console.percent(summary.standard_top1)} over the {len(STANDARD)} of the mCE")
+        of = f"the {len(STANDARD)} corruptions of the mCE"
+        console.say(f"mean accuracy {console.percent(summary.standard_top1)} over {of}")
     if baseline is None:
         return
     if summary.mce is not None:
@@ -131,5 +132,5 @@ def print_errors(errors: Errors, summary: CorruptionSummary, baseline: Baseline 
     console.say(
         f"no mean corruption error: it is of {len(STANDARD)} corruptions at severities 1 to 5, and here or in "
         f"{baseline.name} {', '.join(lacking[:3]) or 'a severity'}{' and others' if len(lacking) > 3 else ''} is not "
-        "complete"
+        "complete, or the baseline makes no error"
     )

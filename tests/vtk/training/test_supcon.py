@@ -160,7 +160,7 @@ def test_held_out_images_of_several_classes_are_compared(pre, monkeypatch):
         ({"supcon_temperature": 0.0}, "`--supcon-temperature` is 0.0; allowed is above 0"),
         ({"method": "mae", "supcon_dim": 64}, "`--supcon-dim` is for --method supcon; --method is mae"),
         ({"method": "mae", "sam": 0.1}, "`--sam` is for --method supcon"),
-        ({"mask_ratio": 0.5}, "`--mask-ratio` is for --method beit and mae and simmim"),
+        ({"mask_ratio": 0.5}, "`--mask-ratio` is for --method beit, mae and simmim"),
     ],
 )
 def test_flags_that_do_not_go_together(pre, changes, message):

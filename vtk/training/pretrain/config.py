@@ -117,7 +117,8 @@ class PretrainConfig(
             default = self.__dataclass_fields__[name].default
             if self.method not in methods and given not in (default, _DEFAULTS[self.method].get(name, default)):
                 flag = flag_of(type(self), name)
-                raise UsageError(f"`{flag}` is for --method {' and '.join(methods)}; --method is {self.method}")
+                known = " and ".join(filter(None, (", ".join(methods[:-1]), methods[-1])))
+                raise UsageError(f"`{flag}` is for --method {known}; --method is {self.method}, leave it out")
         if self.weights is not None and self.pretrained:
             raise UsageError("`--weights` and --pretrained both give initial weights; give one of them")
         if self.method == "dino" and self.ema is not None:
