@@ -247,7 +247,7 @@ def test_crops_that_a_model_does_not_take_are_refused_before_images_are_read(din
         {"stem": "conv"},
         {"model": "resnet10t", "model_kwargs": ()},
         {"model": "deit_tiny_distilled_patch16_224"},
-        {"model": "swin_tiny_patch4_window7_224", "model_kwargs": ("depths=1,1", "embed_dim=16", "num_heads=2,2"),
+        {"model": "swin_tiny_patch4_window7_224", "model_kwargs": ("depths=[1,1]", "embed_dim=16", "num_heads=[2,2]"),
          "img_size": 56, "local_size": 56},
         {"branches": 1, "cb": True, "drop_path": 0.3, "grad_checkpointing": True, "accumulate": 2},
     ],
