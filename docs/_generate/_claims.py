@@ -63,9 +63,11 @@ def counts(judged: Sequence[Judged]) -> str:
     tests = sum(one.outcome.look > 0 for one in judged)
     if not tests:
         return f"No claim has the {looks.SEEDS[0]} seeds of a first look yet."
+    neither = tests - shown - reverse
+    says = [f"{n} {'shows' if n == 1 else 'show'}" for n in (shown, reverse, neither)]
     return (
-        f"Of {tests} tests {shown} show what the paper says ({still} also when all count together), {reverse} show the "
-        f"reverse ({reverse_still}), and {tests - shown - reverse} show neither."
+        f"Of {tests} tests, {says[0]} what the paper says ({still} also after Holm), {says[1]} the reverse "
+        f"({reverse_still} also after Holm), and {says[2]} neither."
     )
 
 
