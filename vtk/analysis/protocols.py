@@ -182,7 +182,8 @@ def describe(config: object, name: str) -> str:
     if now.share is not None:
         words.insert(1, f"{100 * now.share:g} % of its images")
     elif "share" in one.settings.get(name, {}):
-        words.insert(1, f"at most {now.max_images} images")
+        most = now.hessian_images if name in CURVATURE else None
+        words.insert(1, f"at most {now.max_images if most is None else min(most, now.max_images)} images")
         changed += [o for o in ("max_images", "hessian_images") if getattr(config, o) is not None]
     text = f"{name}: {', '.join(words)}" if name in one.settings else f"{name}: not in the paper; default settings"
     if source := one.sources.get(name):

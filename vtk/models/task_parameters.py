@@ -42,3 +42,12 @@ def grid_of(model: nn.Module) -> tuple[int, int] | None:
     embed = getattr(model, "patch_embed", getattr(model, "pixel_embed", None))
     grid = getattr(embed, "grid_size", None)
     return None if grid is None else (int(grid[0]), int(grid[1]))
+
+
+def feature_width(model: nn.Module) -> int:
+    """Return the width of the features (B, C) that a timm model without classifier gives; 0 if it has none.
+
+    Some networks (MobileNetV3, MambaOut, …) have a layer between their last map, of ``num_features`` channels, and the
+    classifier, and keep it.
+    """
+    return int(getattr(model, "head_hidden_size", 0) or getattr(model, "num_features", 0) or 0)

@@ -103,7 +103,7 @@ def evaluate_corruptions(source: Source, config: EvalConfig) -> CorruptionResult
     if source.card.multi_label:
         raise UsageError(f"`--corrupted` is for models with one label per image; {source.name} is multi-label")
     sets = find_corruptions(Path(config.data))
-    baseline = _baseline(config.baseline, len(source.card.classes), sets)
+    baseline = _baseline(config, len(source.card.classes), sets)
     if config.out is None:
         return _evaluate(source, config, sets, baseline)
     with open_folder(config.out, MARKS, f"vtk eval {source.name}", overwrite=config.overwrite):
@@ -115,8 +115,14 @@ def evaluate_corruptions(source: Source, config: EvalConfig) -> CorruptionResult
     return result
 
 
-def _baseline(given: str | None, classes: int, sets: list[CorruptionSet]) -> Baseline | None:
+def _baseline(config: EvalConfig, classes: int, sets: list[CorruptionSet]) -> Baseline | None:
     """Return the baseline that was asked for; by default AlexNet's for the images and classes of ImageNet-C."""
+    given = config.baseline
+    if given == "alexnet" and config.restrict:
+        raise UsageError(
+            f"`--baseline` alexnet chose among all {IMAGENET:,} classes, and --restrict makes the choice easier; leave "
+            "one of them out"
+        )
     if given == "alexnet" and classes != IMAGENET:
         raise UsageError(
             f"`--baseline` alexnet is of ImageNet-C's {IMAGENET:,} classes, the model has {classes}; give the "
@@ -124,7 +130,8 @@ def _baseline(given: str | None, classes: int, sets: list[CorruptionSet]) -> Bas
         )
     if given is not None:
         return read_baseline(given)
-    return read_baseline("alexnet") if classes == IMAGENET and not sets[0].is_array else None
+    usual = classes == IMAGENET and not sets[0].is_array and not config.restrict
+    return read_baseline("alexnet") if usual else None
 
 
 class _Images:

@@ -215,3 +215,10 @@ def test_the_noise_rise_is_the_loss_that_the_noise_adds():
     assert numbers["noise rise of 0.05, training images"] == found["noise_rise"]
     old = {name: value for name, value in found.items() if name != "noise_rise"}
     assert diagnostic("flatness").numbers(old)["noise rise of 0.05"] == pytest.approx(found["noise_rise"])
+
+
+@pytest.mark.parametrize("given, most", [({"hessian_images": 9}, 9), ({"max_images": 30}, 30),
+                                         ({"hessian_images": 900}, 900)])  # fmt: skip
+def test_a_protocol_says_how_many_images_its_curvature_is_of(given, most):
+    config = AnalyzeConfig(protocol="chen", **given)
+    assert f"split train, at most {most} images," in describe(config, "hessian-blocks")

@@ -16,13 +16,14 @@ from vtk.card import InputSpec
 from vtk.data.loading.array_images import ArrayImages, open_images, read_labels
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.sources.cifar_names import CIFAR_10, CIFAR_100, class_numbers
-from vtk.data.sources.corruption_sets import STANDARD, find_corruptions
+from vtk.data.sources.corruption_sets import STANDARD, CorruptionSet, find_corruptions
 from vtk.errors import DataError, UsageError
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.corruption_error import ALEXNET, Baseline, read_baseline, summarize
 from vtk.formats import save_tensors
 from vtk.models.create import build_model
 from vtk.packs.load import card_metadata, load_checkpoint
+from vtk.runtime.corruptions import _baseline
 
 NAMES = tuple(CIFAR_10.split())[::-1]  # not in the order of the labels
 
@@ -167,6 +168,15 @@ def test_the_mean_corruption_error_is_the_published_formula():
     own = summarize(errors, Baseline("b", errors=theirs))
     assert own.relative["fog"] == pytest.approx(sum(errors["fog"].values()) / 2.5)
     assert own.mce == pytest.approx(np.mean([sum(of.values()) / 2.5 for of in errors.values()]))
+
+
+def test_alexnets_errors_are_no_baseline_of_an_easier_choice(tmp_path):
+    sets = [CorruptionSet("fog", tmp_path / "fog", ("1",))]
+    plain, easier = (EvalConfig(data=tmp_path, corrupted=True, restrict=restrict) for restrict in (False, True))
+    assert _baseline(plain, 1000, sets).name == "alexnet" and _baseline(easier, 1000, sets) is None
+    with pytest.raises(UsageError, match="`--baseline` alexnet chose among all 1,000 classes, and --restrict") as info:
+        _baseline(dataclasses.replace(easier, baseline="alexnet"), 1000, sets)
+    assert "\n" not in str(info.value)
 
 
 ALEXNET_AS_ERRORS = {name: dict.fromkeys("12345", error) for name, error in ALEXNET.items()}

@@ -59,7 +59,7 @@ def test_a_run_writes_its_files_and_its_pack_gives_its_metric(config, photos, pl
     assert card["regime"] == {"precision": precision, "batch_size": 64, "device": "cpu"}
     images = card["data"].pop("images")
     assert card["data"] == {
-        "layout": "split", "val_split": 0.2, "seed": 0, "root": photos.name, "max_pixels": MAX_PIXELS,
+        "layout": "split", "val_split": 0.2, "seed": 0, "init": "papers", "root": photos.name, "max_pixels": MAX_PIXELS,
     }  # fmt: skip
     for part, told in images.items():  # twelve bytes an image: of its content, and of its path
         names = sorted(p.relative_to(photos).as_posix() for p in (photos / part).rglob("*.*"))

@@ -180,7 +180,7 @@ def test_overwrite_takes_only_what_a_run_wrote(scratch, tmp_path):
         ({"lr_batch": 0}, "--lr-batch` is 0"),
         ({"crop_pad": -1}, "--crop-pad` is -1"),
         ({"remode": "noise"}, "--remode` is noise"),
-        ({"schedule": "step"}, "--schedule` is step; allowed is cosine or linear"),
+        ({"schedule": "step"}, "--schedule` is step; allowed is cosine, linear or exponential"),
         ({"lr": float("nan")}, "--lr"),
     ],
 )

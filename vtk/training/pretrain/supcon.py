@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.data.loading.loader import Transform
 from vtk.errors import UsageError
+from vtk.models.task_parameters import feature_width
 from vtk.training.engine.gather_rows import gather_rows
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.step_rule import StepRule
@@ -74,7 +75,7 @@ class Projected(nn.Module):
 
     def __init__(self, backbone: nn.Module, dim: int) -> None:
         super().__init__()
-        width: Any = backbone.num_features
+        width = feature_width(backbone)
         self.backbone = backbone
         self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, dim))
 

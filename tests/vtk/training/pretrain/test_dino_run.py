@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -31,8 +32,10 @@ from vtk.training.finetune import finetune
 from vtk.training.pretrain.config import PretrainConfig
 from vtk.training.pretrain.dino.method import Dino
 from vtk.training.pretrain.dino.views import Blur, Crops, small_size
+from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.prepare import make_plan
 from vtk.training.pretrain.run import pretrain
+from vtk.training.pretrain.supcon import Projected
 
 KWARGS = ("patch_size=8", "depth=1", "embed_dim=16", "num_heads=2")
 CPU = Ranks(torch.device("cpu"))
@@ -125,6 +128,16 @@ def test_crops_of_broken_patches_are_refused_also_where_patches_have_32_pixels(d
     config = dino(model_kwargs=("patch_size=32", *KWARGS[1:]), img_size=64, local_size=side)
     with pytest.raises(UsageError, match=rf"`--local-size` {side} {side} is not .* of 32 px; give {allowed} {allowed}"):
         make_plan(config.resolved(), CPU)
+
+
+@pytest.mark.parametrize("name", ["test_mambaout", "mobilenetv3_small_050", "test_vit"])
+def test_heads_take_the_features_also_where_a_layer_widens_them_before_the_classifier(dino, name, tmp_path):
+    backbone = timm.create_model(name, num_classes=0).eval()
+    images = torch.zeros(2, *backbone.pretrained_cfg["input_size"])
+    assert Projected(backbone, 4)(images[:, None]).shape == (2, 1, 4)
+    plan = make_plan(dino(model=name, model_kwargs=(), img_size=None, local_crops=0, precision="fp32").resolved(), CPU)
+    setting = Setting(plan.config, plan.spec, CPU, tmp_path, None, 0)
+    assert plan.method.model(backbone, setting).projection(backbone(images)).shape == (2, 8)
 
 
 class Death(Exception):

@@ -14,6 +14,7 @@ from vtk.errors import UsageError
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.crop_sizes import check_runs
 from vtk.models.inputs import patch_side
+from vtk.models.task_parameters import feature_width
 from vtk.training.engine.ema import Ema
 from vtk.training.engine.gradients import Gradients
 from vtk.training.engine.step_rule import StepRule
@@ -153,7 +154,7 @@ class Dino:
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
         """Return the backbone with a head; parameters that the loss does not reach are frozen."""
-        config, width = setting.config, int(backbone.num_features)  # type: ignore[arg-type]
+        config, width = setting.config, feature_width(backbone)
         if self._other_size:
             check_runs(backbone, self.crops.small, self.crops.in_chans, self._hint)
         head = DinoHead(
