@@ -222,18 +222,8 @@ def test_a_job_that_fails_is_named_and_leaves_no_rows(fake, tmp_path, monkeypatc
 @pytest.mark.parametrize("paper", "ABCDE")
 def test_every_experiment_runs_and_gives_what_the_claims_are_about(paper, tmp_path):
     command = [sys.executable, str(REPO / "benchmarks" / "papers"), "--quick", "--skip-tests", "--seeds", "0"]
-    command += [
-        "--only",
-        paper,
-        "--train",
-        "40",
-        "--val",
-        "20",
-        "--work",
-        str(tmp_path),
-        "--results",
-        str(tmp_path / "r.csv"),
-    ]
+    command += ["--only", paper, "--train", "40", "--val", "20"]
+    command += ["--work", str(tmp_path), "--results", str(tmp_path / "r.csv")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     logs = "".join(log.read_text()[-1500:] for log in (tmp_path / "jobs").glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
