@@ -1,6 +1,7 @@
 """Tables of the papers' claims: what was compared, by how much it differs, and what two procedures decide."""
 
 import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -72,19 +73,20 @@ def counts(judged: Sequence[Judged]) -> str:
 
 
 def power(judged: Sequence[Judged], names: Mapping[str, str]) -> str:
-    """Say how large differences would have been shown by all tests that show neither; nothing without any."""
+    """Say how large differences each test that shows neither, and half of them, would have shown; "" without any."""
     neither = [one for one in judged if one.outcome.verdict == "not shown here"]
     points = [one for one in neither if one.claim.scale == "difference" and names[one.claim.metric].endswith("%")]
     ratios = [one for one in neither if one.claim.scale == "ratio"]
-    sizes = [
-        f"{_detectable(own[0].claim, names[own[0].claim.metric], max(one.outcome.detectable for one in own))}{unit}"
-        for own, unit in ((points, " points"), (ratios, " (ratio)")) if own
-    ]  # fmt: skip
-    return (
-        f"True differences of {' and '.join(sizes)} would have shown with a chance of 80 % in each of these."
-        if sizes
-        else ""
-    )
+    parts = []
+    for own, unit in ((points, " points"), (ratios, " (ratio)")):
+        if own:
+            detectable = [one.outcome.detectable for one in own]
+            most, half = (
+                _detectable(own[0].claim, names[own[0].claim.metric], value)
+                for value in (max(detectable), statistics.median_high(detectable))
+            )
+            parts.append(f"{most}{unit} in all of {len(own)}, {half}{unit} in half of them")
+    return f"With a chance of 80 %, true differences would have shown of {'; '.join(parts)}." if parts else ""
 
 
 def summary(judged: Sequence[Judged], papers: Mapping[str, str]) -> str:

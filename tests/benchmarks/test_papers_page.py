@@ -82,7 +82,7 @@ def test_the_page_has_each_claims_numbers_and_both_verdicts(page, code):
     assert lines["SAM is as accurate"][1] == "**not shown here**"
     assert "Of 4 tests, 1 shows what the paper says (1 also after Holm), 1 shows the reverse (1 also" in text
     assert "What was tried:\n\n- SAM is more accurate: ρ of 0.02 and 0.1.\n" in text
-    assert f" True differences of {detectable + 0.05:.1f} points would have shown with a chance of 80 %" in text
+    assert f" With a chance of 80 %, true differences would have shown of {detectable + 0.05:.1f} points in all" in text
     assert "All jobs took 10 minutes of one core, and the longest run 62 s." in text
     assert text == page.page(rows_of(VALUES, code), CLAIMS_OF_SAM)
 
