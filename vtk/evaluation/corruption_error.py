@@ -126,7 +126,7 @@ def print_errors(errors: Errors, summary: CorruptionSummary, baseline: Baseline 
     if baseline is None:
         return
     if summary.mce is not None:
-        console.say(f"mean corruption error (mCE) {100 * summary.mce:.1f} %, relative to {baseline.name}")
+        console.say(f"mean corruption error (mCE) {100 * summary.mce:.1f} %, relative to the errors of {baseline.name}")
         return
     lacking = [name for name in STANDARD if name not in summary.relative]
     console.say(

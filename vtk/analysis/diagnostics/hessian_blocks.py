@@ -104,7 +104,8 @@ def _read(result: Result) -> list[str]:
     if parts:
         sharpest = max(parts, key=lambda name: parts[name])
         sentences.append(
-            f"The part with the largest curvature is {_NAMES.get(sharpest, sharpest)} ({parts[sharpest]:.3g})."
+            f"Of these parts, which leave out the head, the largest curvature is {_NAMES.get(sharpest, sharpest)} "
+            f"({parts[sharpest]:.3g})."
         )
     sentences += _by_depth(
         [value for name, value in values.items() if name.startswith("block ")], sharp, as_chen(result)
