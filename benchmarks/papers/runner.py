@@ -106,7 +106,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--processes", type=int, help="jobs at a time, each of one thread; default 2")
     parser.add_argument("--train", type=int, help=f"training images; default {pictures.TRAIN}")
     parser.add_argument("--val", type=int, help=f"held-out images; default {pictures.VAL}")
-    parser.add_argument("--gpu", action="store_true", help="larger models and 8,000 images, on one GPU; needs --images")
+    parser.add_argument("--gpu", action="store_true", help="larger models and 7,000 images, on one GPU; needs --images")
     parser.add_argument("--minutes", type=float, help="time limit; default none, with --gpu 8")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--work", type=Path, default=_rows.REPO / "papers-out", help="folder for runs; may be deleted")
