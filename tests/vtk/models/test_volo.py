@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.vtk.models.test_stems import lively
-from tests.vtk.papers import _cases  # noqa: F401 - registers tiny_volo in timm
+from tests.vtk.papers import _cases  # noqa: F401 - registers small_volo in timm
 from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.create import build_model, check_transforms
@@ -28,7 +28,7 @@ TABLE_2 = (
 
 def made(**kwargs: Any) -> Any:
     torch.manual_seed(0)
-    return lively(timm.create_model("tiny_volo", img_size=32, num_classes=3, **kwargs))
+    return lively(timm.create_model("small_volo", img_size=32, num_classes=3, **kwargs))
 
 
 def pixels(count: int = 2) -> Tensor:
@@ -82,8 +82,8 @@ def test_d5s_convolutions_keep_their_width_and_published_counts_are_met():
 
 
 def test_a_models_own_stem_is_no_change_and_the_other_models_is():
-    for name, own, other in (("tiny_volo", "conv", "1proj"), ("vit_tiny_patch16_224", "1proj", "conv")):
-        kwargs = {} if name == "tiny_volo" else {"depth": 1, "embed_dim": 16, "num_heads": 2}
+    for name, own, other in (("small_volo", "conv", "1proj"), ("vit_tiny_patch16_224", "1proj", "conv")):
+        kwargs = {} if name == "small_volo" else {"depth": 1, "embed_dim": 16, "num_heads": 2}
         for stem, transforms in ((own, ()), (other, (Transform("replace_stem", {"stem": other}),))):
             found = build_model(
                 name, num_classes=3, img_size=32, pretrained=False, kwargs=kwargs,
@@ -93,19 +93,19 @@ def test_a_models_own_stem_is_no_change_and_the_other_models_is():
             convs = sum(isinstance(m, nn.Conv2d) for m in found.model.patch_embed.modules())
             assert convs == {"conv": 4, "1proj": 1}[stem]
     note = "stem 1proj: 3,088 weights are randomly initialised"
-    file_like = build_model("tiny_volo", num_classes=3, img_size=32, pretrained=False)
+    file_like = build_model("small_volo", num_classes=3, img_size=32, pretrained=False)
     base = copy.copy(file_like.base)
     object.__setattr__(base, "ref", copy.copy(base.ref))
     object.__setattr__(base.ref, "source", "a.safetensors")
     again = build_model(
-        "tiny_volo", num_classes=3, img_size=32, base=base, transforms=[Transform("replace_stem", {"stem": "1proj"})]
+        "small_volo", num_classes=3, img_size=32, base=base, transforms=[Transform("replace_stem", {"stem": "1proj"})]
     )
     assert note in again.notes
 
 
 def test_weights_of_a_new_stem_are_trained_and_grey_images_adapt_it():
     change = [Transform("replace_stem", {"stem": "3conv+3relu+1proj"}), Transform("adapt_input", {"in_chans": 1})]
-    found = build_model("tiny_volo", num_classes=3, img_size=32, pretrained=False, in_chans=1, transforms=change)
+    found = build_model("small_volo", num_classes=3, img_size=32, pretrained=False, in_chans=1, transforms=change)
     groups = policy.group_names(found.model)
     stem = {name for name in groups if name.startswith("patch_embed.")}
     assert {groups[name] for name in stem} == {"stem"} and groups["pos_embed"] == "position"
@@ -114,7 +114,7 @@ def test_weights_of_a_new_stem_are_trained_and_grey_images_adapt_it():
     }
     assert stem <= policy.select(found.model, "attn", policy.created_names(found.key_map, found.model))
     assert found.model.patch_embed.proj.conv[0].in_channels == 1
-    assert patch_side("tiny_volo") == patch_side("volo_d1_224") == 8
+    assert patch_side("small_volo") == patch_side("volo_d1_224") == 8
 
 
 @pytest.mark.parametrize("design", ["relu", "bn", "no-norm"])

@@ -61,7 +61,7 @@ def tiny_mixer(pretrained: bool = False, **kwargs: Any) -> nn.Module:
 
 
 @register_model
-def tiny_volo(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def small_volo(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """VOLO of three blocks and two of class attention; timm's entry points take no sizes."""
     small = {
         "layers": (1, 1, 1), "embed_dims": (16, 32, 32), "num_heads": (2, 4, 4), "downsamples": (True, False, False),
@@ -240,7 +240,7 @@ CASES = [
     ),
     *(
         Case(
-            f"volo-{id}", "tiny_volo", {}, VOLO, tuple(Transform(*op) for op in ops), fuse="cannot fuse VOLO", pack=""
+            f"volo-{id}", "small_volo", {}, VOLO, tuple(Transform(*op) for op in ops), fuse="cannot fuse VOLO", pack=""
         )
         for id, ops in {
             "1proj+1bn+1relu": (("replace_stem", {"stem": "1proj+1bn+1relu"}),),
