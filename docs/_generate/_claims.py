@@ -120,9 +120,12 @@ def claims_table(judged: Sequence[Judged], names: Mapping[str, str]) -> str:
 
 
 def attempts(judged: Sequence[Judged]) -> list[str]:
-    """Return what was tried for claims that are not shown."""
-    return [f"- {one.claim.text}: {one.claim.tried}" for one in judged
-            if one.claim.tried and one.outcome.look and one.outcome.verdict != "shown"]  # fmt: skip
+    """Return what was tried for claims that are not shown, a line for each text however many claims and images."""
+    texts: dict[str, dict[str, None]] = {}
+    for one in judged:
+        if one.claim.tried and one.outcome.look and one.outcome.verdict != "shown":
+            texts.setdefault(one.claim.tried, {})[one.claim.text] = None
+    return [f"- {'; '.join(claims)}: {tried}" for tried, claims in texts.items()]
 
 
 def number(name: str, value: float, like: float | None = None) -> str:

@@ -167,9 +167,9 @@ def _section(key: tuple[str, str], found: dict[str, list[Row]], judged: Sequence
         yield _numbers(rows)
         own = [one for one in judged if one.data == data]
         yield f"\n{claims_table(own, NAMES)}\n"
-        if tried := attempts(own):
-            yield "What was tried:\n\n" + "\n".join(tried) + "\n"
         yield f"{where(rows)}\n"
+    if tried := attempts(judged):
+        yield "What was tried:\n\n" + "\n".join(tried) + "\n"
 
 
 def _settings(key: tuple[str, str], settings: dict) -> str:

@@ -142,6 +142,15 @@ def test_claims_that_both_looks_did_not_show_say_what_was_tried(page):
     assert not silent
 
 
+def test_what_was_tried_is_said_once_for_all_images_and_claims(page, code):
+    both = {"top1": VALUES["top1"], "miss_rate": VALUES["top1"]}
+    claims = [Claim("D", "sam", name, metric, "SAM", "AdamW", 1, tried="many.")
+              for name, metric in (("SAM is better", "top1"), ("SAM misses", "miss_rate"))]  # fmt: skip
+    text = page.page([*rows_of(both, code), *rows_of(both, code, data="cars")], claims)
+    assert text.count("What was tried:") == 1
+    assert text.endswith("What was tried:\n\n- SAM is better; SAM misses: many.\n")
+
+
 def test_without_results_the_page_promises_nothing(page):
     assert "Not measured yet." in page.page([]) and "shown |" not in page.page([])
 
