@@ -97,6 +97,15 @@ def test_a_single_convolutions_values_are_those_of_copies_whose_kernel_is_one_in
     assert "Without a convolution it changes by" in text and "Conv block" not in text
 
 
+def test_a_model_without_convolution_blocks_is_told_as_without_the_option():
+    model = tiny_vit(depth=2)
+    batches = taught(model)
+    found = lesion_study(model, batches, convolutions=True)
+    assert found == lesion_study(model, batches) and not found.convolutions
+    (picture,) = diagnostic("lesion").draw([Run("vit", found.to_dict())])
+    assert "single convolution" not in picture.caption
+
+
 def test_the_model_is_as_it_was():
     model = tiny_vit(depth=2, drop_path_rate=0.3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
