@@ -32,7 +32,7 @@ def facts_of(
         "model": source.card.model.name,
         "source": str(source.path or source.name),
         "data": str(config.data),
-        "images": f"{_listed(of)}, drawn with seed {config.seed}",
+        "images": f"{_listed(config, of)}, drawn with seed {config.seed}",
         "images digest": _digests(of),
         "input": f"{shape.in_chans}×{shape.height}×{shape.width}",
         "device": str(device),
@@ -63,14 +63,22 @@ def identity_of(source: Source, digest: str, images: Images, *, device: str, wor
     }
 
 
-def _listed(of: Mapping[str, Images]) -> str:
+def _listed(config: AnalyzeConfig, of: Mapping[str, Images]) -> str:
     """Return how many images of which kind the diagnostics take."""
     by_kind: dict[str, list[str]] = {}
     for name, images in of.items():
-        by_kind.setdefault(f"{len(images.samples)} {images.kind} images", []).append(name)
+        by_kind.setdefault(_taken(config, name, images), []).append(name)
     if len(by_kind) == 1:
         return next(iter(by_kind))
     return "; ".join(f"{kind} ({', '.join(names)})" for kind, names in by_kind.items())
+
+
+def _taken(config: AnalyzeConfig, name: str, images: Images) -> str:
+    """Return how many images of which kind a diagnostic takes: of those that are loaded, curvature takes the first."""
+    count = len(images.samples)
+    if name in CURVATURE:
+        count = min(count, settings_of(config, name).hessian_images or count)
+    return console.count(count, f"{images.kind} image")
 
 
 def _digests(of: Mapping[str, Images]) -> Any:
@@ -87,8 +95,8 @@ def _protocol(config: AnalyzeConfig, of: Mapping[str, Images]) -> dict[str, Any]
     console.say(f"protocol {config.protocol} ({paper})")
     settings = {}
     for name, images in of.items():
-        own, count = settings_of(config, name), len(images.samples)
-        taken = min(count, own.hessian_images or count) if name in CURVATURE else count
-        console.say(f"  {describe(config, name)}: {console.count(taken, f'{images.kind} image')}")
-        settings[name] = {**dataclasses.asdict(own), "images": count, "kind": images.kind}
+        console.say(f"  {describe(config, name)}: {_taken(config, name, images)}")
+        settings[name] = {
+            **dataclasses.asdict(settings_of(config, name)), "images": len(images.samples), "kind": images.kind,
+        }  # fmt: skip
     return {"protocol": f"{config.protocol} ({paper})", "protocol settings": settings}

@@ -134,6 +134,14 @@ def test_a_protocol_is_printed_and_recorded_and_explicit_options_are_named(photo
     assert "protocol: chen (Chen et al. 2022)" in page and "protocol settings" not in page
 
 
+def test_curvature_names_the_images_that_it_takes_not_those_that_are_loaded(photos, model, tmp_path, capsys) -> None:
+    more = ("--what", "ntk,miss-rate", "--hessian-images", 5)
+    assert analyse(model, photos, tmp_path, *more) == 0
+    found = results(tmp_path)
+    assert found["results"]["ntk"]["images"] == 5 and found["results"]["miss-rate"]["pairs"] == 18
+    assert found["facts"]["images"].startswith("5 training images (ntk); 18 training images (miss-rate), drawn")
+
+
 def test_results_of_another_part_of_the_folder_are_kept_for_a_resume(photos, model, tmp_path) -> None:
     assert analyse(model, photos, tmp_path, "--what", "miss-rate") == 0
     first = (tmp_path / "results" / "miss-rate.json").read_bytes()
