@@ -97,6 +97,17 @@ def test_a_single_convolutions_values_are_those_of_copies_whose_kernel_is_one_in
     assert "Without a convolution it changes by" in text and "Conv block" not in text
 
 
+def test_a_convolution_that_is_a_layer_of_its_own_keeps_its_name(monkeypatch):
+    from vtk.analysis.probes import convolutions
+    from vtk.analysis.probes.residual_units import Unit
+
+    down = torch.nn.Conv2d(4, 4, 3, stride=2, padding=1)
+    units = [Unit("stages.1.downsample", "subsampling", (), (down,), "output", down)]
+    monkeypatch.setattr(convolutions, "residual_units", lambda model: units)
+    (found,) = convolutions.single_convolutions(down)
+    assert found.name == "stages.1.downsample" and found.outlets == (down,)
+
+
 def test_a_model_without_convolution_blocks_is_told_as_without_the_option():
     model = tiny_vit(depth=2)
     batches = taught(model)
