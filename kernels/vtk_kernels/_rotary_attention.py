@@ -153,8 +153,8 @@ def _rotary_attention_kernel(
 def _config(queries: int, head_dim: int, extra: bool, packed: Tensor) -> tuple[int, int, int, int]:
     """Return (BLOCK_M, BLOCK_N, num_warps, num_stages): keys pass through registers, which a third stage would need.
 
-    Norms, a bias or a rotation of neighbouring channels, all ``extra``, beside 64 keys are more than a thread's registers
-    before Hopper: those of the compilers of Triton 3.6 and 3.8, of which one spills.
+    Norms, a bias or a rotation of neighbouring channels, all ``extra``, beside 64 keys are more than a thread's
+    registers before Hopper, or leave room for one program less; by Triton 3.6 they spill.
     """
     half = packed.element_size() == 2
     block_m = min(max(triton.next_power_of_2(queries), 16), 64 if half else 32)
