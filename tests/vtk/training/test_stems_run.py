@@ -44,6 +44,10 @@ def test_the_flags_are_transforms(flags: Any, expected: Any) -> None:
     [
         ({"stem_act": "gelu"}, "`--stem-act` needs another stem than the model's own; add --stem conv"),
         ({"stem": "1proj", "stem_strides": (16,)}, "`--stem-strides` needs another stem"),
+        ({"stem": "conv", "stem_depth": 3}, "`--stem-depth` needs --stem local-transformer; --stem conv has fixed"),
+        ({"stem": "levit", "stem_strides": (2, 2, 2, 2)}, "needs a conv stem; --stem levit has fixed strides"),
+        ({"stem": "1proj+1relu", "stem_strides": (2, 2, 2, 2)}, "--stem 1proj.1relu has none, leave it out"),
+        ({"stem": "3conv+1proj", "stem_act": "relu"}, "`--stem-act` relu: --stem 3conv.1proj has no activation"),
         ({"stem": "hmlp", "train": "lora"}, "`--stem`: timm cannot build it, so PEFT could not use the adapter"),
         ({"mlp": "relu", "train": "lora"}, "`--mlp`: timm cannot build it"),
         ({"stem": "hmlp", "tasks": ("a=x", "b=y"), "data": None}, "`--stem` changes what the tasks of one run share"),

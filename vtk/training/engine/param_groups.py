@@ -12,6 +12,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from vtk.models.task_parameters import head_names, position_names
 from vtk.training.engine.optimizers import create
 
+DECAYS = "decays"
+"""Key of a parameter group: whether it has weight decay, which may be 0 at first."""
+
 
 class OptimConfig(Protocol):
     """What this module reads of a config."""
@@ -67,8 +70,10 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     groups = []
     for (in_head, scale), part in sorted(parts.items(), key=lambda item: item[0]):
         lr = config.lr * scale * (config.head_lr_mult if in_head else 1.0)
-        for group in param_groups_weight_decay(_Named(part), config.weight_decay, no_weight_decay_list=still):
-            groups.append({**group, "lr": lr})
+        # 1 in place of a decay of 0, which may rise: timm says by it which group decays
+        for group in param_groups_weight_decay(_Named(part), 1.0, no_weight_decay_list=still):
+            decays = bool(group["weight_decay"])
+            groups.append({**group, "weight_decay": config.weight_decay * decays, DECAYS: decays, "lr": lr})
     return groups
 
 
@@ -82,7 +87,10 @@ def layer_scales(model: nn.Module, decay: float | None) -> dict[str, float]:
 
 
 def describe_rates(model: nn.Module, config: OptimConfig) -> str:
-    """Return the highest learning rates in one line: of the head, and of the layers from last to first."""
+    """Return the highest learning rates in one line: of the head, and of the layers from last to first.
+
+    A weight decay that changes is in it, too.
+    """
     heads = {id(p) for name, p in model.named_parameters() if name in head_names(model)}
     rates: dict[bool, set[float]] = {True: set(), False: set()}
     for group in parameter_groups(model, config):
@@ -92,6 +100,9 @@ def describe_rates(model: nn.Module, config: OptimConfig) -> str:
         layers = f" in the last layer to {min(body):.2g} in the first trained" if len(body) > 1 else ""
         rate_texts.append(f"{max(body):.2g}{layers}")
     rate_texts += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
+    end = getattr(config, "weight_decay_end", None)
+    if end is not None and end != config.weight_decay:
+        rate_texts.append(f"weight decay from {config.weight_decay:g} to {end:g}")
     return f"{config.optimizer}, learning rate up to {', '.join(rate_texts)}"
 
 
@@ -132,7 +143,7 @@ class WeightDecay:
     """Weight decay that changes on half a cosine over the run (Caron et al. 2021: from 0.04 to 0.4).
 
     Args:
-        optimizer: its groups that have a decay.
+        optimizer: of groups as `parameter_groups` makes them.
         config: with ``weight_decay_end``; without, or None, the decay stays as it is.
         total: steps of the run.
     """
@@ -140,7 +151,7 @@ class WeightDecay:
     def __init__(self, optimizer: torch.optim.Optimizer, config: OptimConfig, total: int) -> None:
         self.optimizer, self.total, self.start = optimizer, total, config.weight_decay
         self.end: float | None = getattr(config, "weight_decay_end", None)  # only pre-training has it
-        self.groups = [i for i, group in enumerate(optimizer.param_groups) if group.get("weight_decay")]
+        self.groups = [i for i, group in enumerate(optimizer.param_groups) if group.get(DECAYS)]
 
     def set_at(self, step: int) -> None:
         """Set the decay of step ``step`` (from 0)."""
