@@ -12,6 +12,7 @@ from vtk.errors import UsageError
 from vtk.models.meta_model import shapes_only
 from vtk.models.stems import PATCHWISE, make_stem, replace_stem
 from vtk.models.stems.shape import StemShape
+from vtk.training.engine.param_groups import parameter_groups
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import policy
 
@@ -79,6 +80,12 @@ def test_its_layers_belong_to_the_stem_and_are_no_blocks_of_the_model():
     replace_stem(model, stem=LOCAL, depth=2)
     groups = policy.group_names(model)
     assert {groups[k] for k in groups if k.startswith("patch_embed.")} == {"stem"} and LOCAL not in PATCHWISE
+    decays = {
+        id(p) for group in parameter_groups(model, FinetuneConfig()) if group["weight_decay"] for p in group["params"]
+    }
+    matrices = {name for name, p in model.named_parameters() if p.ndim > 1}
+    still = {name for name, p in model.named_parameters() if id(p) not in decays} & matrices
+    assert still == {"cls_token", "pos_embed", "patch_embed.proj.local.position"}  # as TNT's pixel_pos
     assert list(block_modules(model)) == ["blocks.0", "blocks.1"]
     seen = []
     with watch_attention(model, lambda name, attention: seen.append(name)), torch.no_grad():

@@ -60,7 +60,10 @@ class LocalTransformer(nn.Module):
 
     Attributes:
         position: (1, places, `WIDTH`), places row by row.
+        undecayed: names of parameters without weight decay: the positions, as in TNT.
     """
+
+    undecayed = ("position",)
 
     def __init__(self, shape: StemShape, act: ActivationName, depth: int) -> None:
         super().__init__()

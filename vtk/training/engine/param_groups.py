@@ -1,7 +1,7 @@
 """Optimizer and learning rate: timm's parameter groups, a factor for the head, cosine with warm-up."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -54,14 +54,17 @@ class _Named:
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """Split the trainable parameters by weight decay and by learning rate.
 
-    Biases, other 1-D tensors, position tables and what timm's model itself names in ``no_weight_decay`` do not decay;
-    frozen parameters are in no group. The head's groups have ``lr * head_lr_mult``. With ``layer_decay`` d, what lies n
-    layers below the last has ``lr * d ** n``, frozen layers counted (Clark et al. 2020, sec. 3.2; BEiT).
+    Biases, other 1-D tensors, position tables, what timm's model itself names in ``no_weight_decay`` and a part of ours
+    in ``undecayed`` do not decay; frozen parameters are in no group. The head's groups have ``lr * head_lr_mult``. With
+    ``layer_decay`` d, what lies n layers below the last has ``lr * d ** n``, frozen layers counted (Clark et al. 2020,
+    sec. 3.2; BEiT).
     """
     heads = head_names(model)
-    still: Collection[str] = position_names(model)
+    still = set(position_names(model))
     if own := getattr(model, "no_weight_decay", None):
-        still = {*still, *own()}
+        still |= set(own())
+    for prefix, module in model.named_modules():
+        still |= {f"{prefix}.{name}" for name in getattr(module, "undecayed", ())}
     scales = layer_scales(model, config.layer_decay)
     parts: dict[tuple[bool, float], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
