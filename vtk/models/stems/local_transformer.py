@@ -38,7 +38,7 @@ class LocalLayer(nn.Module):
         self.proj = nn.Linear(WIDTH, WIDTH, **shape.factory)
         self.norm2 = nn.LayerNorm(WIDTH, **shape.factory)
         self.fc1 = nn.Linear(WIDTH, 4 * WIDTH, **shape.factory)
-        self.act = shape.activation(act, 4 * WIDTH)
+        self.act = shape.activation(act, 4 * WIDTH, last=True)
         self.fc2 = nn.Linear(4 * WIDTH, WIDTH, **shape.factory)
 
     def forward(self, x: Tensor) -> Tensor:
