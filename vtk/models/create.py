@@ -122,7 +122,8 @@ def build_model(
             base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes, classes)
-    transforms = without_own_stem(model, transforms)
+    if all(change.op != "replace_stem" for change in base.transforms):  # else it contradicts the file
+        transforms = without_own_stem(model, transforms)
     before, after = order_changes(base, transforms, in_chans)
     # as in `_build`: a new stem depends only on the seed
     with torch.random.fork_rng(devices=[]), initial_weights(init) as changed:

@@ -15,7 +15,7 @@ from vtk.card import Transform
 from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 from vtk.packs.diff import diff_task
 from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.finetune import finetune
@@ -103,6 +103,9 @@ def test_a_stem_comes_back_from_its_pack_and_checkpoint(config: Any, photos: Pat
 
     # a further run takes the stem from the file and leaves it as it is; its pack finds this file as its base
     more = {"weights": merged, "pretrained": True, "epochs": 1, "train": "attn", "out": tmp_path / "more"}
+    for other in ("conv", "1proj"):  # also the one that the model had before
+        with pytest.raises(DataError, match=rf"was made with `replace_stem`.*, and .*'{other}'.* is requested"):
+            finetune(config(**more, stem=other))
     again = load_task(finetune(config(**more)).task)
     assert again.card.transforms == task.card.transforms and again.base is not None
     assert not torch.equal(again.model.blocks[0].attn.qkv.weight, task.model.blocks[0].attn.qkv.weight)
