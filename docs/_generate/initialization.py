@@ -20,7 +20,7 @@ Layers that are not timm's start from the weights of the paper's code: `--init p
 `vtk finetune` and `vtk pretrain`, and `init="papers"` of `vtk.create_model`. `--init 0.1` draws the numbers that
 version 0.1 drew from the same `--seed`, to repeat its runs. The card records it as `data.init` (`card.init`); cards
 without it are of runs with 0.1, and a resumed run keeps the weights that it started from. Models of timm start as
-timm initialises them.
+timm initialises them. A run prints the kinds of the table whose initial weights depend on the option, if it has any.
 
 The table gives distribution and standard deviation. `fan_in` is the number of inputs of one output (channels ×
 kernel), `fan_out` that of outputs × kernel. torch's default for linear layers and convolutions is the uniform

@@ -15,7 +15,7 @@ from vtk.card import InitName, InputSpec, ModelSpec, Transform
 from vtk.errors import DataError, UsageError, VtkError
 from vtk.models import parallel_models as parallel
 from vtk.models.alternet.window_attention import windows_fault
-from vtk.models.initialization.draw import initial_weights
+from vtk.models.initialization.draw import decided_kinds, initial_weights
 from vtk.models.inputs import Size, blank_model, check_size, input_spec, model_error
 from vtk.models.positions import RELATIVE, describe_resampling, fit_position, fit_relative
 from vtk.models.stems.own import without_own_stem
@@ -43,6 +43,7 @@ class Created:
             resampled and new tensors.
         notes: for the user, about loading.
         init: scheme of the initial weights of layers that are not timm's (`vtk.models.initialization`).
+        decided: kinds of layers that start from weights which depend on the scheme.
         brought: tensors of transforms that the base's file already has, for example a stem; like the base, they need
             not be trained.
     """
@@ -57,6 +58,7 @@ class Created:
     notes: list[str] = field(default_factory=list)
     brought: frozenset[str] = frozenset()
     init: InitName = "papers"
+    decided: tuple[str, ...] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Created":
         """Copy with the model; the base, which is immutable, is shared."""
@@ -105,7 +107,7 @@ def build_model(
     """
     own = dict(kwargs or {})
     size = check_size(name, img_size, own)
-    with initial_weights(init):
+    with initial_weights(init) as drawn:
         model = _build(name, own, num_classes, size, drop_path_rate, seed)
     if isinstance(model, NaFlexVit):  # nothing else of it says for which size it was built
         config = dict(getattr(model, "pretrained_cfg", None) or {})
@@ -120,10 +122,11 @@ def build_model(
             base = random_base(model, seed, size)
             notes.append("no pretrained weights: the base is random numbers")
     key_map = _load(model, name, base, size, notes, classes)
-    transforms = without_own_stem(model, transforms)
+    if all(change.op != "replace_stem" for change in base.transforms):  # else it contradicts the file
+        transforms = without_own_stem(model, transforms)
     before, after = order_changes(base, transforms, in_chans)
     # as in `_build`: a new stem depends only on the seed
-    with torch.random.fork_rng(devices=[]), initial_weights(init):
+    with torch.random.fork_rng(devices=[]), initial_weights(init) as changed:
         torch.manual_seed(seed)
         key_map = apply_transforms(model, before, key_map)
         model.load_state_dict(
@@ -140,7 +143,10 @@ def build_model(
     }
     spec = input or input_spec(name, own, size, in_chans)
     brought = unchanged(base, state)
-    return Created(model, ModelSpec(name, own), base, spec, (*before, *after), key_map, initial, notes, brought, init)
+    fresh = {k for k in state if key_map.get(k) is None or base.ref.source.startswith("random:")} - brought
+    decided = decided_kinds([*drawn, *changed], [t for k, t in model.state_dict(keep_vars=True).items() if k in fresh])
+    facts = ModelSpec(name, own), base, spec, (*before, *after), key_map, initial, notes, brought, init, decided
+    return Created(model, *facts)
 
 
 def check_transforms(

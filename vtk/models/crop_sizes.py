@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed
+from timm.models.volo import VOLO
 from torch import Tensor, nn
 
 from vtk.errors import UsageError
@@ -26,10 +27,15 @@ def at_size(model: nn.Module, size: Size) -> Iterator[None]:
 
     The position table that it sees is resampled bicubically, with antialias, as timm does it; gradients flow through
     that to the table itself.
+
+    Raises:
+        ValueError: a VOLO, whose map of positions would be added to a map of one place without an error.
     """
     embed: Any = getattr(model, "patch_embed", None)
     grid = grid_of(model)
     table: Any = getattr(model, _TABLE, None)  # of a 16-bit run the cast of this forward pass
+    if isinstance(model, VOLO) and model.pos_embed is not None:
+        raise ValueError(f"its map of {'×'.join(map(str, model.pos_embed.shape[1:3]))} positions is for one size")
     with contextlib.ExitStack() as stack:
         if getattr(embed, "strict_img_size", False):
             embed.strict_img_size = False

@@ -46,8 +46,8 @@ def split_products(proto: onnx.ModelProto) -> int:
             for name, array in zip(names, (matrix, vector), strict=True):
                 graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
             made[id(split)] += [
-                helper.make_node("MatMul", [x, names[0]], [f"{out}_product"], name=f"{node.name}_{i}"),
-                helper.make_node("Add", [f"{out}_product", names[1]], [out], name=f"{add.name}_{i}"),
+                helper.make_node("MatMul", [x, names[0]], [f"{out}_product"], name=f"{node.name}_part_{i}"),
+                helper.make_node("Add", [f"{out}_product", names[1]], [out], name=f"{add.name}_part_{i}"),
             ]
         gone |= {id(node), id(add)}
         for name in (weight, bias):

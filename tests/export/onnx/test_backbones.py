@@ -15,8 +15,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from vtk.card import InputSpec
+from vtk.card import InputSpec, Transform
 from vtk.errors import UsageError, VerificationError
+from vtk.models.create import build_model
 from vtk_export.graph.biased_products import bias_products, split_products
 from vtk_export.graph.convert import convert, export_form
 from vtk_export.graph.rms_norms import divide_rms_norms
@@ -136,6 +137,24 @@ def test_a_packed_product_becomes_one_product_with_bias_for_each_part(parts: int
     assert operators(proto) == {"Reshape": 1 + parts, "Gemm": parts}
     for found, right in zip(session_of(proto).run(None, {"x": x}), expected, strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+
+
+def test_names_of_nodes_stay_different_where_the_first_product_of_a_file_is_cut() -> None:
+    """torch numbers its nodes: node_linear, node_linear_1, … The qkv of uniform heads is such a product."""
+    change = [Transform("uniform_heads", {"variant": "b"})]
+    made = build_model("vit_tiny_patch16_224", num_classes=5, img_size=32, pretrained=False, transforms=change,
+                       kwargs={"depth": 2, "embed_dim": 32, "num_heads": 2})  # fmt: skip
+    with torch.no_grad():
+        for p in made.model.parameters():  # equal biases would be one constant
+            p.add_(torch.randn_like(p), alpha=0.1)
+    proto = convert(made.model.eval(), made.input, opset=18)
+    assert split_products(proto) == 2  # two heads, one of them learned twice as wide: three equal parts
+    names = [node.name for node in proto.graph.node]
+    assert len(set(names)) == len(names)
+    images = torch.randn(3, 3, 32, 32)
+    (found,) = session_of(proto).run(None, {"pixel_values": images.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, made.model(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("fault", ["a sum that is read twice", "a bias for each token", "tokens of any number"])

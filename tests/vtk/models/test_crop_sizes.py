@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import nn
 
+from tests.vtk.papers import _cases  # noqa: F401 - registers small_volo in timm
 from vtk.card import Transform
 from vtk.errors import UsageError
 from vtk.models.create import build_model
@@ -71,3 +72,11 @@ def test_models_that_take_one_size_are_refused_in_one_line():
         check_runs(one, (2, 2), 3, "give --local-crops 0")
     assert one.training and one[1].training
     check_runs(one, (4, 4), 3, "")
+
+
+def test_a_map_of_positions_is_not_spread_over_a_crop_of_one_place():
+    """24 px are 3×3 patches and then one place, to which VOLO would add all 4×4 positions: a map of 16 places."""
+    volo = timm.create_model("small_volo", img_size=64, num_classes=0)
+    assert volo(torch.randn(1, 3, 64, 64)).shape == volo(torch.randn(1, 3, 24, 24)).shape  # it says nothing
+    with pytest.raises(UsageError, match=r"VOLO does not take crops of 24×24 px \(its map of 4×4 positions is for one"):
+        check_runs(volo, (24, 24), 3, "")

@@ -262,6 +262,7 @@ def _old_mae() -> nn.Module:
 
 
 def _old_parallel() -> nn.Module:
+    parallel_models.register("vit_tiny_patch16_1x2_224")
     torch.manual_seed(3)
     return timm.create_model("vit_tiny_patch16_1x2_224", init_values=1e-5)  # type: ignore[no-any-return]
 

@@ -10,8 +10,9 @@ from vtk.analysis.probes.attention_maps import watch_attention
 from vtk.analysis.probes.depth_points import block_modules
 from vtk.errors import UsageError
 from vtk.models.meta_model import shapes_only
-from vtk.models.stems import PATCHWISE, make_stem, replace_stem
+from vtk.models.stems import ACTIVATIONS, PATCHWISE, make_stem, replace_stem
 from vtk.models.stems.shape import StemShape
+from vtk.training.engine.param_groups import parameter_groups
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import policy
 
@@ -79,6 +80,12 @@ def test_its_layers_belong_to_the_stem_and_are_no_blocks_of_the_model():
     replace_stem(model, stem=LOCAL, depth=2)
     groups = policy.group_names(model)
     assert {groups[k] for k in groups if k.startswith("patch_embed.")} == {"stem"} and LOCAL not in PATCHWISE
+    decays = {
+        id(p) for group in parameter_groups(model, FinetuneConfig()) if group["weight_decay"] for p in group["params"]
+    }
+    matrices = {name for name, p in model.named_parameters() if p.ndim > 1}
+    still = {name for name, p in model.named_parameters() if id(p) not in decays} & matrices
+    assert still == {"cls_token", "pos_embed", "patch_embed.proj.local.position"}  # as TNT's pixel_pos
     assert list(block_modules(model)) == ["blocks.0", "blocks.1"]
     seen = []
     with watch_attention(model, lambda name, attention: seen.append(name)), torch.no_grad():
@@ -102,3 +109,23 @@ def test_flags_are_its_arguments_and_wrong_ones_are_refused():
         make_stem("hmlp", StemShape(3, 16, (8, 8)), depth=2)
     with pytest.raises(UsageError, match=r"`--stem-depth` needs another stem .*; add --stem local-transformer"):
         FinetuneConfig(stem_depth=3)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_every_activation_is_over_the_channels_of_its_tokens(act):
+    """``scaled-relu`` has numbers for each channel, of maps on the second axis and here on the last one."""
+    torch.manual_seed(0)
+    stem = make_stem(LOCAL, StemShape(3, 16, (8, 8)), act=act, depth=1)
+    found = stem(torch.randn(2, 3, 16, 24))
+    assert found.shape == (2, 16, 2, 3)
+    found.sum().backward()
+    assert all(p.grad is not None for p in stem.parameters())
+    if act != "scaled-relu":
+        return
+    layer = stem.local.layers[0].act
+    with torch.no_grad():
+        layer.alpha.normal_(), layer.beta.normal_()
+    x = torch.randn(6, 4, 160)
+    for channel in (0, 7, 159):
+        expected = layer.beta[channel] * (x[..., channel] + layer.alpha[channel]).clamp(min=0)
+        assert torch.equal(layer(x)[..., channel], expected)

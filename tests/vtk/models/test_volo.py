@@ -1,6 +1,7 @@
 """VOLO with the stems and FFNs of Wang et al. 2022 (Tables 2 and 5) against timm's own stem and formulas."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from tests.vtk.models.test_stems import lively
 from tests.vtk.papers import _cases  # noqa: F401 - registers small_volo in timm
 from vtk.card import Transform
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 from vtk.models.create import build_model, check_transforms
 from vtk.models.inputs import patch_side
 from vtk.models.meta_model import shapes_only
@@ -168,3 +169,13 @@ def test_stems_of_other_models_are_refused_by_name():
     where = "a ConvPatchEmbed as its `patch_embed`, and --stem replaces the projection of timm.layers.PatchEmbed"
     with pytest.raises(UsageError, match=where):
         replace_stem(model, stem="conv")
+
+
+@pytest.mark.parametrize(("name", "own", "files"), [("small_volo", "conv", "1proj"), ("test_vit", "1proj", "hmlp")])
+def test_a_models_own_stem_is_no_wish_that_a_file_with_another_one_passes_over(name, own, files):
+    options = {"num_classes": 3, "img_size": 32, "pretrained": False}
+    plain = build_model(name, **options)
+    base = dataclasses.replace(plain.base, transforms=(Transform("replace_stem", {"stem": files}),))
+    with pytest.raises(DataError, match=rf"was made with `replace_stem` .*'{files}'.*, and .*'{own}'.* is requested"):
+        build_model(name, **options, base=base, transforms=[Transform("replace_stem", {"stem": own})])
+    assert build_model(name, **options, base=base).transforms == base.transforms

@@ -7,12 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from tests._plots import not_drawn
-from vtk.card import Card
+from vtk.card import Card, Transform
 from vtk.data.audit.result import DataAudit
 from vtk.errors import DataError, UsageError
+from vtk.models.arguments import parse_model_kwargs
+from vtk.models.create import build_model
 from vtk.models.initialization import scheme
+from vtk.models.initialization.draw import describe_init
 from vtk.models.inputs import blank_model
 from vtk.models.transforms.context_layers import add_context_broadcast
 from vtk.packs.load import build_from_card, load_checkpoint, read_card
@@ -40,7 +44,7 @@ def _without(identity: dict[str, Any], *names: str, **flags: Any) -> dict[str, A
     return {**identity, "flags": {**kept, **flags}}
 
 
-def test_a_run_draws_by_the_scheme_and_its_card_says_it(photos: Path, tmp_path: Path) -> None:
+def test_a_run_draws_by_the_scheme_and_it_and_its_card_say_it(photos: Path, tmp_path: Path, capsys: Any) -> None:
     config = TrainConfig(
         data=photos, out=tmp_path / "run", model="alternet_18_cifar", model_kwargs=NET, img_size=32, lr=1e-9,
         max_steps=1, batch_size=12, workers=0, device="cpu", init="0.1",
@@ -49,6 +53,8 @@ def test_a_run_draws_by_the_scheme_and_its_card_says_it(photos: Path, tmp_path: 
         for name in ("confusion_png", "curves_png"):  # a picture takes longer than the run
             patch.setattr(f"vtk.evaluation.result_files.{name}", lambda data, path: path.write_bytes(not_drawn()))
         loaded = load_checkpoint(train(config).model)
+    line = "initial weights of alternet.conv, alternet.attention, alternet.classifier: 0.1 (--init)"
+    assert line in capsys.readouterr().out.splitlines()
     weight = loaded.model.stages[3].blocks[1].attn.proj.weight  # type: ignore[index,union-attr]
     # one step at this rate changes nothing that is seen here; the papers' deviation is 0.2
     assert weight.std().item() == pytest.approx(0.02, rel=0.2)
@@ -56,6 +62,29 @@ def test_a_run_draws_by_the_scheme_and_its_card_says_it(photos: Path, tmp_path: 
     unknown = {**loaded.card.to_dict(), "data": {"init": "timm"}}
     with pytest.raises(DataError, match=r"`data.init` is 'timm'; known: papers, 0.1"):
         Card.from_dict(unknown, "the file")
+
+
+def test_a_scheme_is_told_where_it_decides_something(tmp_path: Path) -> None:
+    """Not of timm's layers, of those that both schemes draw alike, or of those whose weights a file has."""
+    sizes = {"depth": 2, "embed_dim": 16, "num_heads": 2}
+
+    def built(name: str, **more: Any) -> Any:
+        return build_model(name, num_classes=3, img_size=32, **{"pretrained": False, "kwargs": sizes, **more})
+
+    stem = [Transform("replace_stem", {"stem": "local-transformer", "depth": 1}), Transform("softmax_free", {})]
+    plain = built("vit_tiny_patch16_224", transforms=stem)
+    assert plain.decided == () and describe_init("papers", plain.decided) is None
+    joined = built("vit_tiny_patch16_1x2_224", init="0.1", kwargs={"embed_dim": 16, "num_heads": 2})
+    assert joined.decided == ("parallel.layer_scale",)
+    assert describe_init(joined.init, joined.decided) == "initial weights of parallel.layer_scale: 0.1 (--init)"
+    file = tmp_path / "weights.safetensors"
+    net = built("alternet_18_cifar", kwargs=parse_model_kwargs(NET))
+    save_file(net.model.state_dict(), file)
+    again = {"pretrained": True, "weights": file, "kwargs": parse_model_kwargs(NET)}
+    assert built("alternet_18_cifar", **again).decided == ()
+    assert built("vit_tiny_patch2_32", init="0.1").decided == ("cifar_vit.linear", "cifar_vit.position")
+    other = build_model("alternet_18_cifar", num_classes=5, img_size=32, **again)
+    assert other.decided == ("alternet.classifier",)  # for other classes it starts anew
 
 
 @pytest.mark.parametrize("init", ["papers", "0.1"])

@@ -15,7 +15,7 @@ from vtk.card import Transform
 from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
-from vtk.errors import UsageError
+from vtk.errors import DataError, UsageError
 from vtk.packs.diff import diff_task
 from vtk.packs.load import load_checkpoint, load_task
 from vtk.training.finetune import finetune
@@ -44,6 +44,10 @@ def test_the_flags_are_transforms(flags: Any, expected: Any) -> None:
     [
         ({"stem_act": "gelu"}, "`--stem-act` needs another stem than the model's own; add --stem conv"),
         ({"stem": "1proj", "stem_strides": (16,)}, "`--stem-strides` needs another stem"),
+        ({"stem": "conv", "stem_depth": 3}, "`--stem-depth` needs --stem local-transformer; --stem conv has fixed"),
+        ({"stem": "levit", "stem_strides": (2, 2, 2, 2)}, "needs a conv stem; --stem levit has fixed strides"),
+        ({"stem": "1proj+1relu", "stem_strides": (2, 2, 2, 2)}, "--stem 1proj.1relu has none, leave it out"),
+        ({"stem": "3conv+1proj", "stem_act": "relu"}, "`--stem-act` relu: --stem 3conv.1proj has no activation"),
         ({"stem": "hmlp", "train": "lora"}, "`--stem`: timm cannot build it, so PEFT could not use the adapter"),
         ({"mlp": "relu", "train": "lora"}, "`--mlp`: timm cannot build it"),
         ({"stem": "hmlp", "tasks": ("a=x", "b=y"), "data": None}, "`--stem` changes what the tasks of one run share"),
@@ -99,6 +103,9 @@ def test_a_stem_comes_back_from_its_pack_and_checkpoint(config: Any, photos: Pat
 
     # a further run takes the stem from the file and leaves it as it is; its pack finds this file as its base
     more = {"weights": merged, "pretrained": True, "epochs": 1, "train": "attn", "out": tmp_path / "more"}
+    for other in ("conv", "1proj"):  # also the one that the model had before
+        with pytest.raises(DataError, match=rf"was made with `replace_stem`.*, and .*'{other}'.* is requested"):
+            finetune(config(**more, stem=other))
     again = load_task(finetune(config(**more)).task)
     assert again.card.transforms == task.card.transforms and again.base is not None
     assert not torch.equal(again.model.blocks[0].attn.qkv.weight, task.model.blocks[0].attn.qkv.weight)

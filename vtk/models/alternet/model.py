@@ -11,7 +11,7 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.models.alternet.transform import HEAD_DIM, HEADS, build_up
 from vtk.models.alternet.window_attention import WindowAttention, windows_fault
-from vtk.models.initialization.draw import reset, scheme
+from vtk.models.initialization.draw import redraw, reset, scheme
 
 Stem = Literal["imagenet", "cifar"]
 STEMS = ("imagenet", "cifar")
@@ -67,13 +67,15 @@ class AlterNet(ResNetV2):  # type: ignore[misc]
     def init_weights(self, zero_init_last: bool = True) -> None:
         """Draw all weights: by timm's rule in version 0.1, by the table of `vtk.models.initialization` today."""
         super().init_weights(zero_init_last=zero_init_last)
-        if scheme() == "0.1":
-            return
+        old = scheme() == "0.1"
         for name, module in self.named_modules():
             if isinstance(module, WindowAttention):
-                module.reset_parameters()
+                if not old:
+                    module.reset_parameters()
             elif isinstance(module, (nn.Conv2d, nn.Linear)) and ".attn." not in name:
-                reset(module, "alternet.classifier" if name.startswith("head.") else "alternet.conv")
+                redraw(module, "alternet.classifier" if name.startswith("head.") else "alternet.conv")
+        if old:
+            return
         for module in self.modules() if zero_init_last else ():
             if isinstance(module, (PreActBasic, PreActBottleneck)):
                 module.zero_init_last()

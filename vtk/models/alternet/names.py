@@ -17,7 +17,7 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import nn
 
 from vtk.models.alternet.model import AlterNet
-from vtk.models.initialization.draw import reset, reset_tensor, scheme
+from vtk.models.initialization.draw import redraw
 
 LAYERS = {"18": (2, 2, 2, 2), "34": (3, 4, 6, 4), "50": (3, 4, 6, 4), "101": (3, 4, 23, 4), "152": (3, 8, 36, 4)}
 """Blocks of each stage by name."""
@@ -97,7 +97,7 @@ def _register_vit(name: str) -> None:
             VisionTransformer, name, pretrained, pretrained_filter_fn=checkpoint_filter_fn, feature_cfg=features,
             **arguments,
         )  # fmt: skip
-        if not pretrained and "weight_init" not in kwargs and scheme() != "0.1":
+        if not pretrained and "weight_init" not in kwargs:
             _reset_vit(model)
         return model
 
@@ -110,10 +110,10 @@ def _reset_vit(model: nn.Module) -> None:
     """Draw a ViT's weights by the table, over timm's."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            reset(module, "cifar_vit.linear")
+            redraw(module, "cifar_vit.linear")
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] in ("cls_token", "pos_embed"):
-            reset_tensor(parameter, "cifar_vit.position")
+            redraw(parameter, "cifar_vit.position")
 
 
 for _size in LAYERS:

@@ -78,6 +78,12 @@ class Row:
     old_weight: Draw | None = None
     old_bias: Draw | None = None
 
+    @property
+    def changed(self) -> bool:
+        """Whether version 0.1 drew it otherwise."""
+        pairs = (self.old_weight, self.weight), (self.old_bias, self.bias)
+        return any(old is not None and old != new for old, new in pairs)
+
 
 _CUT = Draw("cut normal", "0.54·0.02")
 _DEIT = "DeiT's code, in which Hyeon-Woo et al. 2023 train; they state no other"

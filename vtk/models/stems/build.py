@@ -9,7 +9,16 @@ from vtk.models.stems.conv import conv_stem
 from vtk.models.stems.hmlp import hmlp
 from vtk.models.stems.levit import levit_stem
 from vtk.models.stems.local_transformer import local_transformer_stem
-from vtk.models.stems.names import ACTIVATIONS, LOCAL, STEMS, ActivationName, StemName, default_activation, parts
+from vtk.models.stems.names import (
+    ACTIVATIONS,
+    LOCAL,
+    STEMS,
+    ActivationName,
+    StemName,
+    check_arguments,
+    default_activation,
+    parts,
+)
 from vtk.models.stems.shape import StemShape
 
 
@@ -39,18 +48,12 @@ def make_stem(
     """
     if stem not in STEMS:
         raise UsageError(f"`--stem` is {stem}; allowed is {', '.join(STEMS)}")
-    own = default_activation(stem)
-    if act is not None and own is None:
-        raise UsageError(f"`--stem-act` {act}: --stem {stem} has no activation; leave it out")
+    check_arguments(stem, act, strides, depth)
     if act is not None and act not in ACTIVATIONS:
         raise UsageError(f"`--stem-act` is {act}; allowed is {', '.join(ACTIVATIONS)}")
-    chosen = act or own or "relu"
-    if depth is not None and stem != LOCAL:
-        raise UsageError(f"`--stem-depth` needs --stem {LOCAL}; --stem {stem} has fixed layers, leave it out")
+    chosen = act or default_activation(stem) or "relu"
     if parts(stem):
         return conv_stem(stem, shape, chosen, strides, proj)
-    if strides is not None:
-        raise UsageError(f"`--stem-strides` needs a conv stem; --stem {stem} has fixed strides, leave it out")
     if stem == LOCAL:
         return local_transformer_stem(shape, chosen, depth)
     make = levit_stem if stem.startswith("levit") else hmlp

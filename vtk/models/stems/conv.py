@@ -61,8 +61,6 @@ def conv_stem(
             chans = shape.hidden
         layers["conv"] = nn.Sequential(*convs)
         layers["proj"] = _projection(shape, chosen[3])
-    elif strides is not None:
-        raise UsageError(f"`--stem-strides` needs a stem with convolutions; --stem {stem} has none, leave it out")
     else:
         kept = proj or nn.Conv2d(shape.in_chans, shape.dim, shape.patch, shape.patch, **shape.factory)
         layers["proj"] = kept

@@ -38,7 +38,7 @@ class LocalLayer(nn.Module):
         self.proj = nn.Linear(WIDTH, WIDTH, **shape.factory)
         self.norm2 = nn.LayerNorm(WIDTH, **shape.factory)
         self.fc1 = nn.Linear(WIDTH, 4 * WIDTH, **shape.factory)
-        self.act = shape.activation(act, 4 * WIDTH)
+        self.act = shape.activation(act, 4 * WIDTH, last=True)
         self.fc2 = nn.Linear(4 * WIDTH, WIDTH, **shape.factory)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +60,10 @@ class LocalTransformer(nn.Module):
 
     Attributes:
         position: (1, places, `WIDTH`), places row by row.
+        undecayed: names of parameters without weight decay: the positions, as in TNT.
     """
+
+    undecayed = ("position",)
 
     def __init__(self, shape: StemShape, act: ActivationName, depth: int) -> None:
         super().__init__()

@@ -4,7 +4,10 @@ Wang et al. 2022 name ablations by their parts (Table 2): three convolutions, ea
 the name, then the projection (Proj) and layers after it. ``conv`` is short for all of them.
 """
 
+from collections.abc import Sequence
 from typing import Literal, get_args
+
+from vtk.errors import UsageError
 
 StemName = Literal[
     "hmlp", "hmlp-ln", "conv", "3conv+3bn+3relu+1proj", "3conv+3bn+1proj", "3conv+3relu+1proj", "3conv+1proj",
@@ -46,3 +49,20 @@ def default_activation(stem: StemName) -> ActivationName | None:
     if not own:
         return "gelu"
     return "relu" if {"3relu", "1relu"} & set(own) else None
+
+
+def check_arguments(stem: StemName, act: str | None, strides: Sequence[int] | None, depth: int | None) -> None:
+    """Refuse arguments that a stem does not have; None is not given.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    if act is not None and default_activation(stem) is None:
+        raise UsageError(f"`--stem-act` {act}: --stem {stem} has no activation; leave it out")
+    if depth is not None and stem != LOCAL:
+        raise UsageError(f"`--stem-depth` needs --stem {LOCAL}; --stem {stem} has fixed layers, leave it out")
+    if strides is None or "3conv" in parts(stem):
+        return
+    if parts(stem):
+        raise UsageError(f"`--stem-strides` needs a stem with convolutions; --stem {stem} has none, leave it out")
+    raise UsageError(f"`--stem-strides` needs a conv stem; --stem {stem} has fixed strides, leave it out")

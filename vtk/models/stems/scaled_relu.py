@@ -24,20 +24,25 @@ class ScaledReLU(nn.Module):
         channels: C.
         device: of the parameters.
         dtype: of the parameters.
+        last: whether channels are the last axis, as of tokens, not the second one, as of maps.
 
     Attributes:
         alpha: (C).
         beta: (C).
     """
 
-    def __init__(self, channels: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, channels: int, device: torch.device | None = None, dtype: torch.dtype | None = None, *,
+        last: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.last = last
         self.alpha = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype))
         self.beta = nn.Parameter(torch.ones(channels, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, C, …) to (B, C, …)."""
-        shape = (-1, *[1] * (x.ndim - 2))
+        """Map (B, C, …) to (B, C, …), or (B, …, C) to (B, …, C)."""
+        shape = (-1,) if self.last else (-1, *[1] * (x.ndim - 2))
         return self.beta.view(shape) * torch.relu(x + self.alpha.view(shape))
 
     def extra_repr(self) -> str:

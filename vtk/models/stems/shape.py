@@ -65,8 +65,8 @@ class StemShape:
         norm: nn.Module = LayerNorm2d(channels, **self.factory)
         return norm
 
-    def activation(self, name: ActivationName, channels: int) -> nn.Module:
-        """Return an activation for a map of ``channels``."""
+    def activation(self, name: ActivationName, channels: int, *, last: bool = False) -> nn.Module:
+        """Return an activation for a map of ``channels``, or for tokens, whose channels are the ``last`` axis."""
         if name == "scaled-relu":
-            return ScaledReLU(channels, **self.factory)
+            return ScaledReLU(channels, **self.factory, last=last)
         return _PLAIN_ACTIVATIONS[name]()

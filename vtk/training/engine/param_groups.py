@@ -1,7 +1,7 @@
 """Optimizer and learning rate: timm's parameter groups, a factor for the head, cosine with warm-up."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vtk.models.task_parameters import head_names, position_names
 from vtk.training.engine.optimizers import create
+
+DECAYS = "decays"
+"""Key of a parameter group: whether it has weight decay, which may be 0 at first."""
 
 
 class OptimConfig(Protocol):
@@ -51,14 +54,17 @@ class _Named:
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """Split the trainable parameters by weight decay and by learning rate.
 
-    Biases, other 1-D tensors, position tables and what timm's model itself names in ``no_weight_decay`` do not decay;
-    frozen parameters are in no group. The head's groups have ``lr * head_lr_mult``. With ``layer_decay`` d, what lies n
-    layers below the last has ``lr * d ** n``, frozen layers counted (Clark et al. 2020, sec. 3.2; BEiT).
+    Biases, other 1-D tensors, position tables, what timm's model itself names in ``no_weight_decay`` and a part of ours
+    in ``undecayed`` do not decay; frozen parameters are in no group. The head's groups have ``lr * head_lr_mult``. With
+    ``layer_decay`` d, what lies n layers below the last has ``lr * d ** n``, frozen layers counted (Clark et al. 2020,
+    sec. 3.2; BEiT).
     """
     heads = head_names(model)
-    still: Collection[str] = position_names(model)
+    still = set(position_names(model))
     if own := getattr(model, "no_weight_decay", None):
-        still = {*still, *own()}
+        still |= set(own())
+    for prefix, module in model.named_modules():
+        still |= {f"{prefix}.{name}" for name in getattr(module, "undecayed", ())}
     scales = layer_scales(model, config.layer_decay)
     parts: dict[tuple[bool, float], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -67,8 +73,10 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     groups = []
     for (in_head, scale), part in sorted(parts.items(), key=lambda item: item[0]):
         lr = config.lr * scale * (config.head_lr_mult if in_head else 1.0)
-        for group in param_groups_weight_decay(_Named(part), config.weight_decay, no_weight_decay_list=still):
-            groups.append({**group, "lr": lr})
+        # 1 in place of a decay of 0, which may rise: timm says by it which group decays
+        for group in param_groups_weight_decay(_Named(part), 1.0, no_weight_decay_list=still):
+            decays = bool(group["weight_decay"])
+            groups.append({**group, "weight_decay": config.weight_decay * decays, DECAYS: decays, "lr": lr})
     return groups
 
 
@@ -82,7 +90,10 @@ def layer_scales(model: nn.Module, decay: float | None) -> dict[str, float]:
 
 
 def describe_rates(model: nn.Module, config: OptimConfig) -> str:
-    """Return the highest learning rates in one line: of the head, and of the layers from last to first."""
+    """Return the highest learning rates in one line: of the head, and of the layers from last to first.
+
+    A weight decay that changes is in it, too.
+    """
     heads = {id(p) for name, p in model.named_parameters() if name in head_names(model)}
     rates: dict[bool, set[float]] = {True: set(), False: set()}
     for group in parameter_groups(model, config):
@@ -92,6 +103,9 @@ def describe_rates(model: nn.Module, config: OptimConfig) -> str:
         layers = f" in the last layer to {min(body):.2g} in the first trained" if len(body) > 1 else ""
         rate_texts.append(f"{max(body):.2g}{layers}")
     rate_texts += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
+    end = getattr(config, "weight_decay_end", None)
+    if end is not None and end != config.weight_decay:
+        rate_texts.append(f"weight decay from {config.weight_decay:g} to {end:g}")
     return f"{config.optimizer}, learning rate up to {', '.join(rate_texts)}"
 
 
@@ -132,7 +146,7 @@ class WeightDecay:
     """Weight decay that changes on half a cosine over the run (Caron et al. 2021: from 0.04 to 0.4).
 
     Args:
-        optimizer: its groups that have a decay.
+        optimizer: of groups as `parameter_groups` makes them.
         config: with ``weight_decay_end``; without, or None, the decay stays as it is.
         total: steps of the run.
     """
@@ -140,7 +154,7 @@ class WeightDecay:
     def __init__(self, optimizer: torch.optim.Optimizer, config: OptimConfig, total: int) -> None:
         self.optimizer, self.total, self.start = optimizer, total, config.weight_decay
         self.end: float | None = getattr(config, "weight_decay_end", None)  # only pre-training has it
-        self.groups = [i for i, group in enumerate(optimizer.param_groups) if group.get("weight_decay")]
+        self.groups = [i for i, group in enumerate(optimizer.param_groups) if group.get(DECAYS)]
 
     def set_at(self, step: int) -> None:
         """Set the decay of step ``step`` (from 0)."""

@@ -175,9 +175,12 @@ class _Half:
         self.scaler.unscale(optimizer)
 
     def before_eval(self, model: nn.Module) -> None:
-        """Drop the casts of the last training step and the graph they hold on to."""
+        """Drop the casts of the last forward pass and the graph they hold on to, so that parts can be called alone."""
         for module, name in self._casts:
             module.__dict__.pop(name, None)
+        for norm in self._norms:
+            for name in (*norm._parameters, *norm._buffers):
+                norm.__dict__.pop(name, None)
 
     def master_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """Return masters, and frozen tensors as they were before rounding.

@@ -5,10 +5,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from vtk.card import InitName, Transform
 from vtk.errors import UsageError
-from vtk.models.stems.names import LOCAL, PLAIN, ActivationName, StemName
+from vtk.models.stems.names import LOCAL, PLAIN, ActivationName, StemName, check_arguments
 from vtk.options import Option
 from vtk.training.options.variants import VariantOptions
 
+_FLAGS = {
+    "replace_stem": "stem", "change_mlp": "mlp", "build_up": "msa-blocks", "local_attention": "local-attention",
+    "uniform_heads": "uniform-heads", "softmax_free": "softmax-free", "add_squeeze_excite": "se",
+    "add_smoothing": "spatial-smoothing", "add_block": "extra-block",
+}  # fmt: skip
+"""Flags of the changes that timm cannot build, by transform; Context Broadcasting has two."""
+_OUTSIDE = ("stem", "mlp", "se", "extra-block")
+"""Flags whose new weights are outside of what a task of several owns: attention, classifier and positions."""
 Branches = Annotated[
     int, Option("consecutive blocks to join into parallel branches; the depth must be a multiple", least=1)
 ]
@@ -88,6 +96,7 @@ class ArchitectureOptions(VariantOptions):
                     raise UsageError(f"`--stem-{name}` needs another stem than the model's own; add --stem {other}")
             # the model knows whether that is its own (`vtk.models.stems.own`)
             return [] if self.stem is None else [Transform("replace_stem", {"stem": self.stem})]
+        check_arguments(self.stem, self.stem_act, self.stem_strides, self.stem_depth)
         arguments: dict[str, Any] = {"stem": "conv" if self.stem == "3conv+3bn+3relu+1proj" else self.stem}
         if self.stem_act is not None:
             arguments["act"] = self.stem_act
@@ -98,7 +107,7 @@ class ArchitectureOptions(VariantOptions):
         return [Transform("replace_stem", arguments)]
 
     def _check_trained_parts(self, policy: str, tasks: bool) -> None:
-        """Refuse a new stem or FFN where its trained weights could not be written or shared.
+        """Refuse changes of the architecture whose trained weights could not be written or shared.
 
         Args:
             policy: ``--train``.
@@ -107,11 +116,13 @@ class ArchitectureOptions(VariantOptions):
         Raises:
             UsageError: names the flag.
         """
-        flag = next((f"--{name}" for name in ("stem", "mlp") if getattr(self, name) not in (None, PLAIN)), None)
-        if flag and policy == "lora":
-            raise UsageError(f"`{flag}`: timm cannot build it, so PEFT could not use the adapter; use --train attn")
-        if flag and tasks:
-            raise UsageError(f"`{flag}` changes what the tasks of one run share; give one run for each")
+        flags = [_FLAGS[t.op] for t in self.transforms() if t.op in _FLAGS and t.args != {"stem": PLAIN}]
+        if flags and policy == "lora":
+            raise UsageError(
+                f"`--{flags[0]}`: timm cannot build it, so PEFT could not use the adapter; use --train attn"
+            )
+        if tasks and (outside := [flag for flag in flags if flag in _OUTSIDE]):
+            raise UsageError(f"`--{outside[0]}` changes what the tasks of one run share; give one run for each")
 
     def _check_architecture(self) -> None:
         self._check_variants()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from vtk.errors import UsageError
 from vtk.options import Config, Option
 from vtk.options.shared import MOST_SIDE
 from vtk.training.options.views import check_areas
@@ -55,5 +56,24 @@ class DinoOptions(Config):
     )
     freeze_prototypes: Annotated[int, Option("first epochs in which the prototypes are not trained", least=0)] = 1
 
-    def _check_dino(self) -> None:
+    def _check_dino(self, epochs: int) -> None:
+        """Refuse what would be of no effect, and a temperature that would not be reached.
+
+        Args:
+            epochs: of the run.
+        """
         check_areas("local_scale", self.local_scale)
+        rising = self.teacher_temp_epochs
+        if self.teacher_temp_start != type(self).teacher_temp_start and not rising:
+            raise UsageError(
+                f"`--teacher-temp-start` {self.teacher_temp_start:g} is of the epochs in which it rises, and "
+                "--teacher-temp-epochs is 0; give their number, or leave the start out"
+            )
+        if rising > epochs:
+            raise UsageError(
+                f"`--teacher-temp-epochs` {rising} is more than the {epochs} of --epochs; give at most {epochs}"
+            )
+        for name in ("local_size", "local_scale"):
+            if not self.local_crops and getattr(self, name) != getattr(type(self), name):
+                flag = name.replace("_", "-")
+                raise UsageError(f"`--{flag}` is of the small crops, and --local-crops is 0; leave one of them out")

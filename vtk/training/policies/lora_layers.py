@@ -5,14 +5,14 @@ modules, and the table is a parameter of the whole model: with a trained table t
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.card import Card
+from vtk.card import Card, InputSpec, ModelSpec, Transform
 from vtk.data.loading.samplers import mix
 from vtk.errors import UsageError
 from vtk.models.create import Created
@@ -41,7 +41,7 @@ def inject(created: Created, options: PolicyOptions, new: Collection[str], *, se
         UsageError: a target is not there or cannot have factors, or the model has something that timm cannot build.
     """
     peft, model = import_peft(), created.model
-    timm_call(Card(created.spec, created.input, ("class",), transforms=created.transforms))
+    refuse_own(created.spec, created.input, created.transforms)
     separate_qkv_bias(model)
     called = called_leaves(model, created.input)
     modules = target_modules(model, options.lora_targets, called)
@@ -57,6 +57,23 @@ def inject(created: Created, options: PolicyOptions, new: Collection[str], *, se
         peft.inject_adapter_in_model(lora.config(inference=False), model)
     model.train(training)
     return lora
+
+
+def refuse_own(spec: ModelSpec, image: InputSpec, transforms: Sequence[Transform]) -> None:
+    """Refuse a model that plain timm cannot build: PEFT could not use its adapter.
+
+    Args:
+        spec: name and arguments of the model.
+        image: its input.
+        transforms: its changes, of the options and of the weights.
+
+    Raises:
+        UsageError: names the model or the change.
+    """
+    try:
+        timm_call(Card(spec, image, ("class",), transforms=tuple(transforms)))
+    except UsageError as error:
+        raise UsageError(f"`--train lora`: {str(error).partition(';')[0]}; use --train attn") from error
 
 
 def target_modules(model: nn.Module, targets: Collection[str], called: Collection[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vtk.card import InputSpec
 from vtk.errors import UsageError
 from vtk.models.initialization.draw import reset, reset_tensor
+from vtk.models.transforms.local_attention import LocalAttention
 from vtk.training.objectives.base import Objective
 from vtk.training.pretrain import reconstruction_plots
 from vtk.training.pretrain.config import PretrainConfig
@@ -20,6 +21,10 @@ from vtk.training.pretrain.method import Setting
 from vtk.training.pretrain.patches import normalized, pick, positions_of
 
 _HEAD_DIM = 32
+_LOCAL = (
+    "`--method` mae drops masked patches, and local attention needs the whole grid of them; give --method simmim or "
+    "beit, or weights and options without it"
+)
 
 
 class MaeModel(MaskedModel):
@@ -92,10 +97,18 @@ class Mae(MaskedMethod):
                 f"`--method` mae drops masked patches, which {type(backbone).__name__} does not support; give a plain "
                 "ViT (vit_*, deit_*), or --method simmim"
             )
+        if config.local_attention:
+            raise UsageError(_LOCAL)
         super().check(backbone, config, spec)
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
-        """Return the backbone with a decoder."""
+        """Return the backbone with a decoder.
+
+        Raises:
+            UsageError: the weights' file has brought local attention.
+        """
+        if any(isinstance(module, LocalAttention) for module in backbone.modules()):
+            raise UsageError(_LOCAL)
         config, spec, (rows, columns) = setting.config, setting.spec, self.masks.grid
         outputs = spec.in_chans * spec.height * spec.width // (rows * columns)
         width: Any = backbone.embed_dim

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from vtk.errors import UsageError
 from vtk.options import Config, Option, require
 from vtk.training.options.views import MaybeCropScale, ViewOptions
 
@@ -91,6 +92,16 @@ class ProbeOptions(Config):
     ] = "auto"
     probe_images: Annotated[int, Option("training images for k-NN and linear probe, at most", least=2)] = 10000
     knn_k: Annotated[int, Option("neighbours of the k-NN accuracy", least=1)] = 20
+
+    def _check_probe(self, method: str) -> None:
+        if self.probe == "on" or (self.probe == "auto" and method == "dino"):
+            return
+        for name in ("probe_images", "knn_k"):
+            if getattr(self, name) != getattr(type(self), name):
+                flag = name.replace("_", "-")
+                raise UsageError(
+                    f"`--{flag}` is of the scores of --probe on, which is {self.probe}; give it, or neither"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from vtk.data.loading.train_pipeline import train_transform
 from vtk.data.mirroring import USUAL, Mirroring
 from vtk.models.arguments import parse_model_kwargs
 from vtk.models.create import Created, build_model, check_transforms
-from vtk.models.initialization.draw import initial_weights
+from vtk.models.initialization.draw import decided_kinds, describe_init, initial_weights
 from vtk.models.inputs import blank_model, input_spec, patch_side
 from vtk.training.engine.compile_passes import check_compile
 from vtk.training.engine.optimizers import check_optimizer
@@ -181,6 +181,7 @@ class Trainee:
         trained: names of the tensors that training changes.
         rule: how a step is taken.
         rule_line: one line about the rule; empty for the plain one.
+        init_line: one line about the initial weights; None where their scheme decides nothing.
     """
 
     setting: Setting
@@ -188,6 +189,7 @@ class Trainee:
     trained: frozenset[str]
     rule: Ascent | None
     rule_line: str
+    init_line: str | None
 
 
 def make_trainee(plan: Plan, inputs: Inputs, out: Path) -> Trainee:
@@ -199,10 +201,12 @@ def make_trainee(plan: Plan, inputs: Inputs, out: Path) -> Trainee:
             console.say(note)
     setting = Setting(config, inputs.spec, ranks, out, inputs.audit, inputs.workers)
     torch.manual_seed(mix(config.seed, _MODEL))
-    with initial_weights(inputs.created.init):
+    with initial_weights(inputs.created.init) as drawn:
         model = plan.method.model(inputs.created.model, setting)
     parameters = frozenset(n for n, p in model.named_parameters() if p.requires_grad)
     live = policy.live_buffers(model) & model.state_dict().keys()
     kind = getattr(plan.method, "kind", None)  # of the table of radii
     rule, rule_line = make_step_rule(config, inputs.created.model, [inputs.spec], ranks, kind)
-    return Trainee(setting, model, policy.aliases(model, parameters) | live, rule, rule_line)
+    decided = (*inputs.created.decided, *decided_kinds(drawn, list(model.parameters())))
+    init_line = describe_init(inputs.created.init, decided)
+    return Trainee(setting, model, policy.aliases(model, parameters) | live, rule, rule_line, init_line)

@@ -56,6 +56,8 @@ class Records:
         out, config, model = self.out, self.plan.config, self.trainee.model
         kept, every = (sum(p.numel() for p in m.parameters()) for m in (self.inputs.created.model, model))
         console.say(f"{kept:,} weights are the backbone, {every - kept:,} are used in training only")
+        if self.trainee.init_line:
+            console.say(self.trainee.init_line)
         console.say(describe_views(config, self.inputs.mirroring))
         console.say(describe_rates(model, config))
         if self.trainee.rule_line:

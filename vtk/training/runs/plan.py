@@ -4,19 +4,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtk.card import InputSpec, Transform
+from vtk.card import InputSpec, ModelSpec, Transform
 from vtk.data.loading.train_pipeline import TrainTransform, train_transform
 from vtk.data.mirroring import USUAL
 from vtk.data.sources.layout import refuse_inside
 from vtk.errors import UsageError
 from vtk.models.create import check_transforms
-from vtk.models.inputs import input_spec
+from vtk.models.inputs import blank_model, input_spec
+from vtk.models.stems.own import without_own_stem
 from vtk.training.engine.compile_passes import check_compile
 from vtk.training.engine.optimizers import check_optimizer
 from vtk.training.engine.precision import Precision, make_precision
 from vtk.training.engine.processes import Ranks
 from vtk.training.engine.static_step.rules import check_graph
 from vtk.training.options.scratch import ScratchOptions
+from vtk.training.policies.lora_layers import refuse_own
 from vtk.training.run_config import RunConfig
 from vtk.training.runs.command_line import command_line
 from vtk.training.runs.tracking import check_trackers
@@ -80,6 +82,10 @@ def plan_run(config: RunConfig, out: Path, ranks: Ranks, *, title: str = "", com
     spec = input_spec(choice.name, choice.kwargs, choice.size, config.in_chans, **choice.input)
     stem = () if config.in_chans == 3 else (Transform("adapt_input", {"in_chans": config.in_chans}),)
     check_transforms(choice.name, (*stem, *config.transforms()), choice.kwargs, spec.size)
+    if config.train == "lora":
+        own = () if choice.card is None else choice.card.transforms
+        new = without_own_stem(blank_model(choice.name, choice.kwargs), config.transforms())
+        refuse_own(ModelSpec(choice.name, choice.kwargs), spec, (*own, *new))
     precision = make_precision(config.precision, ranks.device, train=not config.dry_run)
     check_optimizer(config.optimizer, config.opt_kwargs)
     check_trackers(config.track)

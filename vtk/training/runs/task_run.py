@@ -11,6 +11,7 @@ from vtk.evaluation import choice
 from vtk.evaluation.temperature import describe
 from vtk.files import write_text
 from vtk.formats import write_json
+from vtk.models.initialization.draw import describe_init
 from vtk.packs.cards import read_card
 from vtk.training.engine.callback_list import Callbacks
 from vtk.training.engine.fitting import DivergedError
@@ -75,6 +76,8 @@ class TaskRun:
         task.audit.print()
         for note in task.created.notes:
             console.say(note)
+        if line := describe_init(task.created.init, task.created.decided):
+            console.say(f"{plan.title}{line}")
         self.writer.print_census()
         console.say(f"{plan.title}{describe_rates(task.model, config.scaled())}")
         for line in lines:

@@ -2,12 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from vtk.training.engine.param_groups import lr_factor, make_optimizer, make_schedule, parameter_groups
+from vtk.training.engine.param_groups import (
+    WeightDecay,
+    describe_rates,
+    lr_factor,
+    make_optimizer,
+    make_schedule,
+    parameter_groups,
+)
 from vtk.training.finetune_config import FinetuneConfig
 from vtk.training.policies import policy
+from vtk.training.pretrain.config import PretrainConfig
 
 
 def groups_by_name(model, config):
@@ -65,3 +74,22 @@ def test_no_step_is_wasted():
     assert lr_factor(0, 100, 0.1, 0.0) > 0 and lr_factor(99, 100, 0.1, 0.0) > 0
     assert lr_factor(9, 100, 0.1, 0.0) == lr_factor(10, 100, 0.1, 0.0) == 1
     assert lr_factor(0, 1, 0.0, 0.0) == 1
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.0, 0.4), (0.04, 0.4), (0.4, 0.0)])
+def test_weight_decay_changes_as_in_dinos_code_also_from_0(tiny, start, end):
+    """``cosine_scheduler(weight_decay, weight_decay_end, …)`` of Caron et al. 2021, for what decays."""
+    model, steps = tiny(), 8
+    config = PretrainConfig(method="dino", weight_decay=start, weight_decay_end=end)
+    optimizer = make_optimizer(model, config)
+    decay = WeightDecay(optimizer, config, steps)
+    names = {id(p): n for n, p in model.named_parameters()}
+    schedule = end + 0.5 * (start - end) * (1 + np.cos(np.pi * np.arange(steps) / steps))
+    for step in range(steps):
+        decay.set_at(step)
+        found = {names[id(p)]: g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+        assert found["blocks.0.mlp.fc1.weight"] == pytest.approx(schedule[step], abs=1e-15)
+        assert found["blocks.0.mlp.fc1.bias"] == found["norm.weight"] == found["pos_embed"] == 0
+    line = describe_rates(model, config)
+    assert f"weight decay from {start:g} to {end:g}" in line
+    assert "weight decay" not in describe_rates(model, FinetuneConfig())

@@ -163,6 +163,20 @@ def test_trained_batch_norm_keeps_fp32_statistics_and_is_evaluated_in_bf16(tiny)
     assert norm.running_mean.dtype == torch.float32 and int(norm.num_batches_tracked) == 2
 
 
+@halves
+def test_parts_called_alone_after_an_evaluation_compute_with_the_masters(regime):
+    """As the backbone of a pre-training run, whose features are drawn at its end."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), nn.Flatten())
+    model[0][1].running_mean.normal_()
+    plain, images = copy.deepcopy(model).eval(), torch.randn(2, 3, 8, 8)
+    precision = prepared(model, regime)
+    with torch.no_grad():
+        assert model.eval()(images).dtype == DTYPES[regime]
+        precision.before_eval(model)
+        assert torch.equal(model[0](images), plain[0](images))
+
+
 def test_a_parameter_used_twice_is_cast_once(tiny):
     model = tiny()
     model.blocks[1].attn.qkv.weight = model.blocks[0].attn.qkv.weight

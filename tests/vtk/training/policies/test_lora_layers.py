@@ -1,5 +1,6 @@
 """``--train lora``: the factors' formula in fp64, stock PEFT on stock timm, and packs that are packs like any other."""
 
+import importlib
 import json
 import re
 import shutil
@@ -13,12 +14,14 @@ from torch import nn
 pytest.importorskip("peft")
 from peft import PeftModel
 
+from vtk.__main__ import main
 from vtk.bank.bank import TaskBank
 from vtk.card import InputSpec
 from vtk.data.audit.folder_scan import scan
 from vtk.data.loading.eval_pipeline import eval_transform
 from vtk.data.loading.loader import make_loader
 from vtk.errors import UsageError
+from vtk.models.transforms import registry
 from vtk.packs.adapters import called_leaves
 from vtk.packs.cards import read_card
 from vtk.packs.factor_facts import ranks_of
@@ -403,6 +406,53 @@ def test_a_weight_that_is_read_and_not_called_is_refused(tiny):
 def test_flags_that_contradict(config, changes, message):
     with pytest.raises(UsageError, match=message):
         config(**changes)
+
+
+CHANGES: dict[str, dict] = {
+    "stem": {"stem": "conv"}, "mlp": {"mlp": "bn"}, "msa-blocks": {"msa_blocks": (1,)},
+    "local-attention": {"local_attention": 3}, "uniform-heads": {"uniform_heads": "a"},
+    "softmax-free": {"softmax_free": True}, "se": {"se": True}, "spatial-smoothing": {"spatial_smoothing": "blur"},
+    "extra-block": {"extra_block": "msa"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", CHANGES)
+def test_every_change_that_timm_cannot_build_is_refused_by_its_flag(flag):
+    with pytest.raises(UsageError, match=rf"^`--{flag}`: timm cannot build it, .*; use --train attn$"):
+        FinetuneConfig(train="lora", **CHANGES[flag])
+
+
+def test_no_change_of_the_architecture_is_left_out_of_those():
+    """``1proj`` is a ViT's own stem, and parallel branches are timm's; broadcasting has a message of its own."""
+    shapes = FinetuneConfig(train="lora", stem="1proj", branches=2).transforms()
+    assert [t.op for t in shapes] == ["replace_stem", "parallelize"]
+    for module in registry._MODULES:
+        importlib.import_module(f"vtk.models.{module}")
+    known = {t.op for flags in CHANGES.values() for t in FinetuneConfig(**flags).transforms()}
+    assert known == registry._REGISTRY.keys() - {"parallelize", "adapt_input", "add_context_broadcast"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model": "lvvit_tiny"}, "timm alone has no `lvvit_tiny`"),
+        ({"model": "alternet_18_cifar", "img_size": 32}, "timm alone has no `alternet_18_cifar`"),
+        ({"model": "volo_d1_224", "stem": "1proj"}, "the model has `replace_stem`, which timm cannot build"),
+    ],
+)
+def test_models_that_timm_cannot_build_are_refused_before_an_image_is_read(changes, named, tmp_path):
+    flags = {"train": "lora", "pretrained": False, "data": tmp_path / "nowhere", "out": tmp_path / "run"}
+    with pytest.raises(UsageError, match=rf"^`--train lora`: {named}.*; use --train attn$"):
+        finetune(FinetuneConfig(**flags, **changes))
+
+
+def test_the_changes_of_the_weights_are_refused_before_an_image_is_read_too(config, tmp_path):
+    free = {"softmax_free": True, "train": "full", "epochs": 1, "out": tmp_path / "free"}
+    merged = tmp_path / "merged.safetensors"
+    assert main(["tasks", "merge", str(finetune(config(**free)).task), "--out", str(merged)]) == 0
+    flags = {"train": "lora", "weights": merged, "data": tmp_path / "nowhere", "out": tmp_path / "run"}
+    with pytest.raises(UsageError, match=r"^`--train lora`: the model has `softmax_free`.*; use --train attn$"):
+        finetune(FinetuneConfig(**flags))
 
 
 def test_dry_run_counts_factors_and_fp16(low, tiny):

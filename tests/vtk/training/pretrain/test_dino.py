@@ -220,6 +220,32 @@ def test_a_step_without_finite_gradients_leaves_teacher_and_center_alone():
     assert torch.allclose(teacher.center, 0.7 * centre + 0.3 * expected, rtol=0, atol=1e-12)
 
 
+def test_a_step_that_is_left_out_leaves_the_teachers_batch_norms_alone():
+    """Its own forward pass has counted the step's images by then, which may be the ones that are not finite."""
+    model, objective, config = made()
+    norm = nn.BatchNorm1d(5).double()
+    model.backbone.fc = nn.Sequential(model.backbone.fc, norm)
+    learner = Learner("", model, config, 10, objective)
+    rows, others = Fixed().batches
+
+    def step(rows, fails):
+        learner.optimizer.zero_grad()
+        learner.begin()
+        loss, _ = objective.loss(model.train(), Batch(rows, torch.zeros(4)))
+        loss.backward()
+        if fails:
+            norm.weight.grad[0] = math.nan
+        return learner.update(NoScaler())
+
+    assert step(rows, False)
+    averages = objective.teacher.averages
+    means = [averages["backbone.fc.1.running_mean"].clone(), norm.running_mean.clone()]
+    assert all(mean.any() for mean in means)
+    assert not step(others * math.inf, True)
+    assert torch.equal(averages["backbone.fc.1.running_mean"], means[0]) and torch.equal(norm.running_mean, means[1])
+    assert step(others, False) and not torch.equal(averages["backbone.fc.1.running_mean"], means[0])
+
+
 def test_evaluation_compares_student_and_teacher_and_changes_neither():
     model, objective, _ = made()
     teacher = objective.average({n: p for n, p in model.named_parameters() if p.requires_grad}, 10)

@@ -97,6 +97,35 @@ def test_colours_and_sharpness_change_only_if_they_shall(dino, changed):
     assert 2 <= sum(grey) <= 16 and len({view.amax().item() for view in pixels}) > 20  # one in five; jitter
 
 
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            {},
+            "colours of views are changed by up to 40 %; some views are grey, blurred or solarised (--no-dino-colors)",
+        ),
+        (
+            {"color_jitter": 0.2},
+            "colours of views are changed by up to 20 %; some views are grey, blurred or solarised",
+        ),
+        ({"dino_colors": False}, None),
+        ({"in_chans": 4}, "colours and sharpness of views stay: images of 4 channels have no colours"),
+    ],
+    ids=str,
+)
+def test_a_run_says_what_becomes_of_colours(dino, flags, line, tmp_path, capsys):
+    plan, views = views_of(dino(precision="fp32", **flags))
+    changed = any(isinstance(step, Blur) for step in views.whole[0].steps)
+    assert changed == (line is not None and "changed by" in line)  # what is done is what is said
+    backbone = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=0, img_size=32, in_chans=flags.get("in_chans", 3), patch_size=8, depth=1,
+        embed_dim=16, num_heads=2,
+    )  # fmt: skip
+    plan.method.model(backbone, Setting(plan.config, plan.spec, CPU, tmp_path, None, 0))
+    told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("colours")]
+    assert len(told) == (line is not None) and all(text.startswith(line) for text in told)
+
+
 def test_views_are_blurred_and_solarised_as_the_authors_do(dino):
     _, views = views_of(dino())
     parts = (*views.whole, views.small)
@@ -202,7 +231,9 @@ def test_a_collapse_is_warned_of(dino, capsys):
 
 
 def test_16_bits_train_and_the_teacher_stays_in_32(dino):
-    half, full = pretrain(dino(precision="bf16")), pretrain(dino(out=dino().out.with_name("full")))
+    """Also with BatchNorms, whose 16-bit casts of the last evaluation must not be in the features that are drawn."""
+    stem = {"stem": "conv"}
+    half, full = pretrain(dino(precision="bf16", **stem)), pretrain(dino(out=dino().out.with_name("full"), **stem))
     assert half.rows[-1]["loss"] == pytest.approx(full.rows[-1]["loss"], rel=0.05)
     state = torch.load(half.out / "last/state.pt", weights_only=True)
     assert {t.dtype for t in state["ema"]["averages"].values()} == {torch.float32}
@@ -223,6 +254,9 @@ def test_other_methods_are_scored_if_asked(dino):
     assert 0 <= rows[0]["knn_top1"] <= 1 and 0 <= rows[0]["probe_top1"] <= 1
 
 
+OTHER = {"method": "mae", "local_crops": 8, "dino_prototypes": 65536, "dino_hidden": 2048, "dino_bottleneck": 256}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -230,6 +264,12 @@ def test_other_methods_are_scored_if_asked(dino):
         ({"method": "mae"}, "`--local-crops` is for --method dino; --method is mae"),
         ({"local_scale": (0.4, 0.1)}, "`--local-scale` is 0.4,0.1; allowed is two areas"),
         ({"sam": 0.1}, "`--sam` is for --method supcon; --method is dino"),
+        ({"teacher_temp_start": 0.02}, "`--teacher-temp-start` 0.02 is of the epochs .* --teacher-temp-epochs is 0"),
+        ({"teacher_temp_epochs": 3}, "`--teacher-temp-epochs` 3 is more than the 2 of --epochs; give at most 2"),
+        ({"local_crops": 0, "local_size": 16}, "`--local-size` is of the small crops, and --local-crops is 0"),
+        ({"local_crops": 0, "local_scale": (0.1, 0.2)}, "`--local-scale` is of the small crops"),
+        ({"probe": "off", "knn_k": 5}, "`--knn-k` is of the scores of --probe on, which is off"),
+        ({**OTHER, "probe_images": 5}, "`--probe-images` is of the scores of --probe on, which is auto"),
         ({"mask_ratio": 0.5}, "`--mask-ratio` is for"),
     ],
 )

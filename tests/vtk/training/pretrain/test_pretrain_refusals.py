@@ -46,6 +46,7 @@ def folders(tmp_path_factory):
         ("FOLDERS/pickle.pt", 3, "is a file; give a folder of images"),
         ("HEAP --tokenizer FOLDERS/pickle.pt", 3, "pickle.pt"),
         ("HEAP --batch-size auto", 2, "auto"),
+        ("FOLDERS/absent --method mae --local-attention 3", 2, "local attention needs the whole grid of them"),
         ("HEAP --method supcon --batch-size 1", 2, "compares the images of a batch; give 2 or more"),
         ("HEAP --resume", 3, "holds no state of a run"),
         ("HEAP --on-bad-image fail", 3, "1 of 31 image files cannot be read"),
@@ -64,3 +65,14 @@ def test_refusals_are_one_line_and_leave_nothing(words, code, text, heap, folder
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("vtk pretrain: error: ") and text in error
     assert not Path("run").exists()
+
+
+def test_weights_with_local_attention_are_refused_before_a_run_begins(heap, tmp_path, capsys):
+    """Their file says it, not an option."""
+    first = ["pretrain", str(heap), *TINY, "--method", "simmim", "--local-attention", "3", "--max-steps", "1"]
+    assert main([*first, "--out", str(tmp_path / "first")]) == 0
+    again = [*first[:2], *TINY, "--method", "mae", "--weights", str(tmp_path / "first/backbone.safetensors")]
+    assert main([*again, "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("vtk pretrain: error: `--method` mae drops masked patches, and local attention needs")
+    assert not (tmp_path / "run").exists()

@@ -100,6 +100,16 @@ def test_the_tokenizer_is_reused_and_belongs_to_the_run(pretraining, tmp_path):
         pretrain(pretraining(method="beit", out=tmp_path / "b", resume=True))
 
 
+def test_the_scheme_of_the_initial_weights_is_told_if_the_method_has_layers_of_it(pretraining, drawn, capsys):
+    for method, kinds in (("mae", "mae.linear, mae.mask_token"), ("simmim", "simmim.linear, masked.mask_token")):
+        pretrain(pretraining(method=method, max_steps=1, overwrite=True))
+        assert f"initial weights of {kinds}: papers (--init)" in capsys.readouterr().out.splitlines()
+    small = {"local_crops": 0, "dino_prototypes": 8, "dino_hidden": 8, "dino_bottleneck": 4}
+    pretrain(pretraining(method="dino", max_steps=1, overwrite=True, **small))
+    told = capsys.readouterr().out
+    assert "initial weights" not in told and "weight decay from 0.05 to 0.4" in told
+
+
 @pytest.mark.usefixtures("drawn")
 def test_trackers_have_each_epoch_once_also_after_a_resume(pretraining, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

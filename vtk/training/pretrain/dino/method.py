@@ -67,6 +67,8 @@ class SelfDistillation:
         """Return the mean loss, the entropy of the targets and their divergence from the student, in nats."""
         inner: Any = getattr(model, "module", model)
         teacher = self.teacher
+        if inner.training:
+            teacher.begin()
         # the teacher first: in 16 bits the casts of the latest forward pass are those that the backward pass needs
         with torch.no_grad(), teacher.in_model(True), without_noise(inner):
             targets = inner(batch.images, whole_only=True)
@@ -144,13 +146,18 @@ class Dino:
 
     def transforms(self, augment: Callable[..., TrainTransform], plain: Transform) -> tuple[Transform, Transform]:
         """Return the transform to all views, twice: held-out images draw theirs from a seed of their own."""
-        config = self.config
-        low, high = config.local_scale
-        strength = STRENGTH if config.color_jitter is None else config.color_jitter
-        colours = config.dino_colors and self.crops.in_chans in (1, 3)
-        plain_augment = (lambda **more: augment(**{"color_jitter": None, **more})) if colours else augment
-        views = multi_crop(plain_augment, self.crops, (low, high), strength if colours else None)
+        low, high = self.config.local_scale
+        strength = self._strength
+        plain_augment = augment if strength is None else lambda **more: augment(**{"color_jitter": None, **more})
+        views = multi_crop(plain_augment, self.crops, (low, high), strength)
         return views, views
+
+    @property
+    def _strength(self) -> float | None:
+        """Of the change of colours; None where colours and sharpness stay."""
+        if not self.config.dino_colors or self.crops.in_chans not in (1, 3):
+            return None
+        return STRENGTH if self.config.color_jitter is None else self.config.color_jitter
 
     def model(self, backbone: nn.Module, setting: Setting) -> nn.Module:
         """Return the backbone with a head; parameters that the loss does not reach are frozen."""
@@ -170,6 +177,15 @@ class Dino:
         (height, width), (h, w), count = self.crops.size, self.crops.small, self.crops.count
         crops = f" and {count} crop{'s' * (count > 1)} of {h}×{w} px" if count else ""
         console.say(f"student: {WHOLE} views of {height}×{width} px{crops} of every image; teacher: the {WHOLE} views")
+        if (strength := self._strength) is not None:
+            change = (
+                f"changed by up to {100 * strength:g} %; some views are grey, blurred or solarised (--no-dino-colors)"
+            )
+            console.say(f"colours of views are {change}")
+        elif self.config.dino_colors:
+            console.say(
+                f"colours and sharpness of views stay: images of {self.crops.in_chans} channels have no colours"
+            )
         if unused:
             console.say(f"{len(unused)} tensors get no gradient and are frozen: {', '.join(unused[:3])}")
 

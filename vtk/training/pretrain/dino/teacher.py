@@ -40,6 +40,7 @@ class Teacher(Ema):
         one = next(iter(self.averages.values()))
         self.center = torch.zeros(prototypes, device=one.device, dtype=torch.promote_types(one.dtype, torch.float32))
         self._own = True  # whether the model holds the student's weights
+        self._kept: list[Tensor] = []  # averages of buffers before the step, which its forward passes change
         self._sum = torch.zeros(prototypes + 1, device=one.device, dtype=self.center.dtype)
 
     @property
@@ -65,6 +66,11 @@ class Teacher(Ema):
         """Return a context in which the model holds the teacher's weights, or the student's."""
         return self.applied() if teacher == self._own else contextlib.nullcontext()
 
+    def begin(self) -> None:
+        """Remember, before the first forward pass of a step, what the teacher's own passes change: its BatchNorms."""
+        if not self._kept:
+            self._kept = [buffer.clone() for buffer in self.buffers()]
+
     def observe(self, outputs: Tensor) -> None:
         """Count the teacher's outputs (G, B, K) of a forward pass for the center after this step."""
         rows = outputs.detach().flatten(0, 1).to(self._sum.dtype)
@@ -77,10 +83,14 @@ class Teacher(Ema):
         total = self.ranks.sum(self._sum)
         self.center.lerp_(total[:-1] / total[-1].clamp_min(1), 1 - self.center_momentum)
         self._sum.zero_()
+        self._kept = []
 
     def skip(self) -> None:
-        """Forget the outputs of a step that is left out."""
+        """Forget the outputs of a step that is left out, also where BatchNorms have counted them."""
+        if self._kept:
+            torch._foreach_copy_(self.buffers(), self._kept)
         self._sum.zero_()
+        self._kept = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
