@@ -56,7 +56,9 @@ def find_corruptions(root: Path) -> list[CorruptionSet]:
         arrays = [path for path in sorted(root.glob("*.npy")) if path.name != LABELS]
         found = [CorruptionSet(path.stem, path, SEVERITIES) for path in arrays]
     else:
-        found = _of_folders(root) or [each for name in folders(root) for each in _of_folders(root / name)]
+        found = _of_folders(root)
+        groups = {*folders(root)} - {each.name for each in found}
+        found += [each for name in natural(groups) for each in _of_folders(root / name)]
     if not found:
         near = folders(root)
         has = f"has {', '.join(map(one_line, near[:5]))}" if near else "has no folders"
