@@ -87,9 +87,10 @@ def _facts(result: Result) -> str:
 def _read(result: Result) -> list[str]:
     batches, negative, positive = result["values"], result["negative_share"], result["positive_mean"]
     top, upwards = len(batches[0]), lambda_max(result)
+    images = f" ({result['images']} images in all)" if "images" in result else ""
     sentences = [
-        f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches, {100 * negative:.0f} % "
-        "are negative (NEP); "
+        f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches{images}, "
+        f"{100 * negative:.0f} % are negative (NEP); "
         + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
     ]
     sentences.append(sentence(result))
