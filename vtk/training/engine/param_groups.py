@@ -89,9 +89,9 @@ def describe_rates(model: nn.Module, config: OptimConfig) -> str:
         rates[id(group["params"][0]) in heads].add(float(group["lr"]))
     rate_texts = []
     if body := rates[False]:
-        layers = f" in the last layer to {min(body):.2g} in the first trained" if len(body) > 1 else ""
-        rate_texts.append(f"{max(body):.2g}{layers}")
-    rate_texts += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
+        layers = f" in the last layer to {min(body):.3g} in the first trained" if len(body) > 1 else ""
+        rate_texts.append(f"{max(body):.3g}{layers}")
+    rate_texts += [f"{rate:.3g} in the head" for rate in sorted(rates[True])]
     return f"{config.optimizer}, learning rate up to {', '.join(rate_texts)}"
 
 
