@@ -28,6 +28,10 @@ class DataError(VtkError):
     exit_code = 3
 
 
+class NoResultError(DataError):
+    """A measurement has no result on these images: they are too few for it, or its numbers are not finite."""
+
+
 class HeldError(DataError):
     """Another process is writing to the same place."""
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from vtk_kernels._device import chained, follow
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._matmul import aligned
+from vtk_kernels._resident import registers
 from vtk_kernels._rows import as_rows, contiguous
 from vtk_kernels._triton import tl, triton
 
@@ -190,6 +191,7 @@ def launch(
             BLOCK_R=rank_step(rank, wide),
             num_warps=4,
             num_stages=2,
+            maxnreg=registers("_low_rank_expand_kernel", 4, x),
             **chained(x, programs),
         )
 

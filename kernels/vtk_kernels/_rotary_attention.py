@@ -153,7 +153,8 @@ def _rotary_attention_kernel(
 def _config(queries: int, head_dim: int, extra: bool, packed: Tensor) -> tuple[int, int, int, int]:
     """Return (BLOCK_M, BLOCK_N, num_warps, num_stages): keys pass through registers, which a third stage would need.
 
-    Norms or a bias, both ``extra``, beside 64 keys are more than a thread's registers before Hopper.
+    Norms, a bias or a rotation of neighbouring channels, all ``extra``, beside 64 keys are more than a thread's
+    registers before Hopper, or leave room for one program less; by Triton 3.6 they spill.
     """
     half = packed.element_size() == 2
     block_m = min(max(triton.next_power_of_2(queries), 16), 64 if half else 32)
@@ -197,9 +198,9 @@ def launch(
     else:
         segments, longest = cu_seqlens.numel() - 1, rows if max_seqlen is None else max_seqlen
     queries = longest if num_queries is None else num_queries
-    block_m, block_n, warps, stages = _config(
-        queries, head_dim, heads.qk_norm is not None or heads.attn_bias is not None, packed
-    )  # fmt: skip
+    pairs = heads.rope is not None and not heads.rotate_half
+    extra = pairs or heads.qk_norm is not None or heads.attn_bias is not None
+    block_m, block_n, warps, stages = _config(queries, head_dim, extra, packed)
     tiles = max(triton.cdiv(queries, block_m), 1)
     outside = cu_seqlens is not None and num_queries is None  # rows after the last segment become zero
     programs = tiles * heads.num_heads * (segments + outside)

@@ -2,25 +2,24 @@
 
 import contextlib
 import dataclasses
-import datetime
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from vtk import __version__, console
+from vtk import console
 from vtk.analysis.config import AnalyzeConfig
-from vtk.analysis.images import Images, Selection, trained_cards
-from vtk.analysis.protocols import PROTOCOLS, describe, settings_of
+from vtk.analysis.facts import facts_of, identity_of
+from vtk.analysis.images import Selection, trained_cards
 from vtk.analysis.report.page import page
 from vtk.analysis.report.terminal import print_analyses
 from vtk.analysis.result_files import RESULTS, Analysis, file_marks, kept_results, read_analysis, write_files
-from vtk.analysis.run import draw, run_diagnostics
-from vtk.analysis.sources import describe_input, make_context, model_digest, open_model, open_models
+from vtk.analysis.run import check_options, draw, run_diagnostics
+from vtk.analysis.sources import make_context, model_digest, open_model, open_models
 from vtk.files import write_text
 from vtk.filesets import open_folder, replace_set
 from vtk.nodes import HIDDEN
@@ -77,13 +76,15 @@ def analyze(
         opening: how to open the source, see `vtk.open_source`; of two, each takes the options that apply to it.
 
     Raises:
-        UsageError: a source is not a torch model, or an option is for another kind of model.
+        UsageError: a source is not a torch model, or an option is for another kind of model, or for diagnostics that
+            are not measured.
         DataError: the images, a file or the output folder cannot be used.
         UnavailableError: the device or matplotlib is not available.
     """
     require("matplotlib")
     config = config or AnalyzeConfig()
     expect(config, AnalyzeConfig, "analyze")
+    check_options(config)
     opening.setdefault("seed", config.seed)
     ranks = open_ranks(config.device)
     with contextlib.ExitStack() as stack:
@@ -216,60 +217,12 @@ def _analyse(
     names = config.chosen()
     of = {name: images.of(name) for name in names}
     model = open_model(source, ranks)
-    identity = {
-        "model": model_digest(model),
-        "input": describe_input(source),
-        "data": next(iter(of.values())).folder_digest(),
-        "device": ranks.device.type,
-        "world": ranks.world,
-        "vtk": __version__,  # the next version may measure differently
-    }
-    facts: dict[str, Any] = {
-        "model": source.card.model.name,
-        "source": str(source.path or source.name),
-        "data": str(config.data),
-        "images": f"{_listed(of)}, drawn with seed {config.seed}",
-        "images digest": _digests(of),
-        "input": f"{source.card.input.in_chans}×{source.card.input.height}×{source.card.input.width}",
-        "device": str(ranks.device),
-        "command": command,
-        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": f"vtk {__version__}, torch {torch.__version__}",
-        **_protocol(config, of),
-    }
+    identity = identity_of(
+        source, model_digest(model), next(iter(of.values())), device=ranks.device.type, world=ranks.world
+    )
+    facts = facts_of(source, of, config, device=ranks.device, command=command)
     parts.identity[place[0]] = identity
     return run_diagnostics(
         lambda name: make_context(source, of[name], config, ranks, model, name), names, config.out / place[0],
         label=label, identity=identity, facts=facts, main=ranks.main, work=parts.work(*place),
     )  # fmt: skip
-
-
-def _listed(of: Mapping[str, Images]) -> str:
-    """Return how many images of which kind the diagnostics take."""
-    by_kind: dict[str, list[str]] = {}
-    for name, images in of.items():
-        by_kind.setdefault(f"{len(images.samples)} {images.kind} images", []).append(name)
-    if len(by_kind) == 1:
-        return next(iter(by_kind))
-    return "; ".join(f"{kind} ({', '.join(names)})" for kind, names in by_kind.items())
-
-
-def _digests(of: Mapping[str, Images]) -> Any:
-    """Return the hash of the images, or of each kind of them."""
-    digests = {f"{len(images.samples)} {images.kind}": images.digest() for images in of.values()}
-    return digests if len(digests) > 1 else next(iter(digests.values()))
-
-
-def _protocol(config: AnalyzeConfig, of: Mapping[str, Images]) -> dict[str, Any]:
-    """Return the facts of the protocol, and print them; empty without one."""
-    if config.protocol is None:
-        return {}
-    paper = PROTOCOLS[config.protocol].paper
-    console.say(f"protocol {config.protocol} ({paper})")
-    for name in of:
-        console.say(f"  {describe(config, name)}")
-    settings = {
-        name: {**dataclasses.asdict(settings_of(config, name)), "images": len(images.samples), "kind": images.kind}
-        for name, images in of.items()
-    }
-    return {"protocol": f"{config.protocol} ({paper})", "protocol settings": settings}

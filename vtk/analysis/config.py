@@ -57,7 +57,8 @@ class AnalyzeConfig(Config):
         int | None, Option("hessian, hessian-blocks, ntk: maximum number of images (default: 64)", least=1)
     ] = None
     hessian_batch: Annotated[
-        int | None, Option("hessian: images per mini-batch, each with its own spectrum (default: 16)", least=1)
+        int | None,
+        Option("hessian, hessian-blocks: images per mini-batch; hessian has a spectrum of each (default: 16)", least=1),
     ] = None
     hessian_method: Annotated[
         Literal["lanczos", "power"] | None,
@@ -97,15 +98,16 @@ class AnalyzeConfig(Config):
     ] = None  # fmt: skip
     loss_images: Annotated[
         Literal["plain", "augmented"] | None,
-        Option("hessian, landscape: images as in evaluation (default), or augmented as in training"),
+        Option("hessian, hessian-blocks, landscape: as in evaluation (default), or augmented as in training"),
     ] = None
     weight_decay: Annotated[
         float | None,
-        Option("hessian, flatness, landscape: weight decay whose l2 term is in the loss (default: 0)", least=0),
+        Option("hessian, hessian-blocks, flatness, landscape: weight decay of the l2 term (default: 0)", least=0),
     ] = None
     lesion_convs: Annotated[
-        bool, Option("lesion: remove single spatial convolutions, not whole blocks of them (Park and Kim 2022)")
-    ] = False
+        bool | None,
+        Option("lesion: remove single spatial convolutions (Park and Kim 2022), or whole blocks of them (default)"),
+    ] = None
     corruptions: Annotated[
         tuple[str, ...], Option("corruptions: kinds (default: all)", among=CORRUPTIONS, unique=True)
     ] = ()

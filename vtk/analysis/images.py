@@ -141,7 +141,8 @@ class Selection:
             if split != "train" or self.config.split is not None:
                 raise
             held = self._part("val")  # which raises where the folder itself is at fault
-            console.warn(f"{error}; the loss is measured on {held.kind} images, unlike in Chen et al. (2022)")
+            those = [name for name in self.config.chosen() if settings_of(self.config, name).split == "train"]
+            console.warn(f"{error}; {', '.join(those)} take {held.kind} images, unlike in the papers")
             return held
 
 

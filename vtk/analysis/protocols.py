@@ -35,6 +35,7 @@ class Settings:
         epsilons: radii of attacks, in 1/255.
         ntk_relu: ReLU in place of GELU.
         ntk_init: the kernel of the initial weights, not the given ones.
+        lesion_convs: single convolutions are removed, not blocks of them.
     """
 
     split: Split = "val"
@@ -55,6 +56,7 @@ class Settings:
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     ntk_relu: bool = False
     ntk_init: bool = False
+    lesion_convs: bool = False
 
     def limit(self, part: int) -> int:
         """Return how many of a part's images are loaded."""
@@ -90,7 +92,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "park-kim": Protocol(
         "Park and Kim 2022",
         {
-            "fourier": _TEST, "variance": _TEST, "cka": _HELD_OUT, "lesion": _HELD_OUT,
+            "fourier": _TEST, "variance": _TEST, "cka": _HELD_OUT, "lesion": {**_HELD_OUT, "lesion_convs": True},
             "hessian": {
                 **_TENTH, **_REGULARISED, "hessian_batch": 16, "top": 5, "hessian_method": "power",
                 "hessian_iterations": 100, "hessian_tol": 1e-3,
@@ -102,6 +104,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         },
         {
             "fourier": "A.1: the entire test set", "variance": "A.1: the entire test set",
+            "lesion": "Figure 10b: one 3×3 convolution of a bottleneck, one MSA or one MLP",
             "hessian": "A.1: a tenth of the training set, augmented, batch 16, top 5, power iteration, l2 term of "
                        "weight decay 0.05; iterations and tolerance of PyHessian",
             "landscape": "A.2: augmented training set with the l2 term; grid and normalisation of the official code",

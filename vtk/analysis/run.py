@@ -3,21 +3,43 @@
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from vtk import console
+from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics import NAMES, diagnostic
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Run
 from vtk.analysis.protocols import OPTIONS, TRAINING
 from vtk.analysis.result_files import RESULTS, Analysis, earlier_result, finite
-from vtk.errors import UsageError
+from vtk.errors import NoResultError, UsageError
 from vtk.formats import write_json
+from vtk.options.config import flag_of
 
 _COMMON = ("seed", "batch_size", "split")
+
+
+def check_options(config: AnalyzeConfig) -> None:
+    """Refuse options of diagnostics of which none is measured: they would change nothing.
+
+    Raises:
+        UsageError: names the option and its diagnostics.
+    """
+    chosen = config.chosen()
+    for option in fields(AnalyzeConfig):
+        value = getattr(config, option.name)
+        users = [name for name in NAMES if option.name in diagnostic(name).options]
+        if value is None or value == option.default or not users or {*users} & {*chosen}:
+            continue
+        flag = flag_of(AnalyzeConfig, option.name)
+        flag = flag.replace("--", "--no-", 1) if value is False else flag
+        those = "which is not" if len(users) == 1 else "of which none is"
+        raise UsageError(
+            f"`{flag}` is for {', '.join(users)}, {those} measured here; add one to --what, or leave the option out"
+        )
 
 
 def run_diagnostics(
@@ -67,7 +89,7 @@ def run_diagnostics(
             if reason is None:
                 try:
                     kept = _measured(one, context, file, of, kept.get("partial", {}), main)
-                except UsageError as error:
+                except (UsageError, NoResultError) as error:
                     reason = str(error)
             if reason is not None:
                 analysis.refused[name] = reason
@@ -96,7 +118,7 @@ def _measured(
 
     result = finite(one.measure(replace(context, saved=values, save=save)))
     if one.name in TRAINING:
-        result["measurement"] = context.measurement()
+        result["measurement"] = context.measurement(one.options)
     kept = {
         "result": result,
         "seconds": before + time.monotonic() - begun,

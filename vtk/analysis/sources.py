@@ -92,6 +92,11 @@ def make_context(
     def augmented(batch_size: int) -> Batches:
         if images.classes is None or source.card.multi_label:
             raise UsageError("`--loss-images augmented` needs images with one label each; use plain")
+        if min(batch_size, len(samples)) < 2:
+            what = "there is 1 image" if batch_size > 1 else "a batch has 1 (`--hessian-batch` or `--batch-size`)"
+            raise UsageError(
+                f"`--loss-images augmented` mixes images in pairs, and {what}; give 2 or more, or use plain"
+            )
         recipe = train_transform(spec, crop_scale=(0.08, 1.0), auto_augment=_augment(spec.in_chans), reprob=0.25)
         plain = make_loader(samples, recipe, batch_size=batch_size, **fixed)
         return _mixed(plain, len(images.classes), config.seed)

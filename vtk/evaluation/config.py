@@ -74,8 +74,12 @@ class EvalConfig(RunOptions):
     overwrite: Overwrite = False
 
     def check(self) -> None:
-        """Refuse a risk without ``--threshold auto``, and what does not go with corrupted images."""
+        """Refuse a risk without ``--threshold auto``, and what does not go with fewer classes or corrupted images."""
         check_risk(self.threshold, self.risk)
+        if self.restrict and self.threshold is not None:
+            raise UsageError(
+                "`--threshold auto` is chosen for answers among all classes, and --restrict leaves fewer; leave one out"
+            )
         if not self.corrupted:
             if self.baseline is not None:
                 raise UsageError("`--baseline` is for --corrupted, which was not given; add it, or leave it out")

@@ -6,7 +6,7 @@ usual for CIFAR-C.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vtk import console
@@ -35,11 +35,15 @@ class Baseline:
         name: in reports, such as ``alexnet``.
         means: by corruption, of the five severities together; or
         errors: by corruption and severity.
+        images: number of images, by corruption and severity, where it is known.
+        restricted: number of classes that it chose from, with ``--restrict``; None for all.
     """
 
     name: str
     means: Mapping[str, float] | None = None
     errors: Errors | None = None
+    images: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    restricted: int | None = None
 
     def relative(self, name: str, own: Mapping[str, float]) -> float | None:
         """Return the corruption error of a corruption; None where the baseline has not all of its severities.
@@ -70,6 +74,7 @@ def read_baseline(given: str) -> Baseline:
     if not isinstance(found, dict) or not isinstance(found.get("corruptions"), dict):
         raise wrong
     errors: dict[str, dict[str, float]] = {}
+    images: dict[str, dict[str, int]] = {}
     for name, levels in found["corruptions"].items():
         if not isinstance(levels, dict):
             raise wrong
@@ -78,7 +83,12 @@ def read_baseline(given: str) -> Baseline:
             if level not in SEVERITIES or not isinstance(top1, (int, float)) or not 0 <= top1 <= 1:
                 raise wrong
             errors.setdefault(name, {})[level] = 1 - top1
-    return Baseline(str(found.get("source") or path), errors=errors)
+            if isinstance(count := numbers.get("count"), int):
+                images.setdefault(name, {})[level] = count
+    restricted = found.get("restricted")
+    if restricted is not None and not isinstance(restricted, int):
+        raise wrong
+    return Baseline(str(found.get("source") or path), errors=errors, images=images, restricted=restricted)
 
 
 @dataclass(frozen=True)

@@ -2,24 +2,15 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vtk import console
-from vtk.data.audit.folder_scan import scan
-from vtk.data.cpus import usable_cpus
-from vtk.data.decoding.decode import pixel_limit
-from vtk.data.decoding.rules import Decoding
-from vtk.data.loading.array_images import ArrayImages, make_array_loader, open_images, read_labels
-from vtk.data.loading.eval_pipeline import eval_transform
-from vtk.data.loading.loader import make_loader
-from vtk.data.sources.cifar_names import class_numbers
-from vtk.data.sources.corruption_sets import LABELS, SEVERITIES, CorruptionSet, find_corruptions
-from vtk.errors import DataError, UsageError
+from vtk.data.sources.corruption_sets import CorruptionSet, find_corruptions, passed_over
+from vtk.errors import UsageError
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.corruption_error import IMAGENET, Baseline, print_errors, read_baseline, summarize
 from vtk.evaluation.metrics import evaluate
@@ -29,6 +20,7 @@ from vtk.filesets import open_folder, replace_set
 from vtk.formats import write_json
 from vtk.marks import begins, json_with
 from vtk.runtime.backends.base import load_backend, precision_of, predictor
+from vtk.runtime.corrupted_images import CorruptedImages
 from vtk.runtime.run_conditions import conditions_of
 from vtk.runtime.source import Source
 from vtk.text import one_line
@@ -39,16 +31,21 @@ MARKS = {
     "corruptions.csv": begins(_HEAD),
 }
 """Output files, and how they are recognised."""
-_FEW = 200
 
 
 @dataclass(frozen=True)
 class SetScore:
-    """Accuracy on a corruption at one severity: number of images, top-1 as a fraction, mean loss in nats."""
+    """Accuracy on a corruption at one severity.
+
+    Attributes:
+        count: images.
+        top1: as a fraction.
+        loss: mean cross-entropy in nats; None where it is not finite.
+    """
 
     count: int
     top1: float
-    loss: float
+    loss: float | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,7 @@ class CorruptionResult:
         baseline: whose errors the mCE is relative to; None without.
         restricted: classes to choose from, if ``--restrict`` was given.
         conditions: back-end, provider, precision, device and batch size.
+        skipped: files that could not be read, and why.
     """
 
     source: str
@@ -76,6 +74,7 @@ class CorruptionResult:
     baseline: str | None
     restricted: int | None
     conditions: Mapping[str, Any]
+    skipped: tuple[tuple[Path, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; accuracies and errors as fractions."""
@@ -84,6 +83,7 @@ class CorruptionResult:
             "source": self.source, "corruptions": scores, "mean_top1": self.mean_top1,
             "standard_top1": self.standard_top1, "ce": dict(self.relative), "mce": self.mce, "baseline": self.baseline,
             "restricted": self.restricted, **self.conditions,
+            "skipped": [{"path": str(path), "reason": why} for path, why in self.skipped],
         }  # fmt: skip
 
 
@@ -103,6 +103,8 @@ def evaluate_corruptions(source: Source, config: EvalConfig) -> CorruptionResult
     if source.card.multi_label:
         raise UsageError(f"`--corrupted` is for models with one label per image; {source.name} is multi-label")
     sets = find_corruptions(Path(config.data))
+    for name, why in passed_over(Path(config.data), sets):
+        console.warn(f"left out: {one_line(name)} is no corruption, {why}")
     baseline = _baseline(config, len(source.card.classes), sets)
     if config.out is None:
         return _evaluate(source, config, sets, baseline)
@@ -129,56 +131,25 @@ def _baseline(config: EvalConfig, classes: int, sets: list[CorruptionSet]) -> Ba
             "corruptions.json of another model, or none"
         )
     if given is not None:
-        return read_baseline(given)
+        found = read_baseline(given)
+        if found.errors is not None and (found.restricted is not None) != config.restrict:
+            theirs = "all classes" if found.restricted is None else f"the {found.restricted} classes of its images"
+            raise UsageError(
+                f"`--baseline` {found.name} chose among {theirs}, unlike this model; evaluate both with --restrict, or "
+                "both without"
+            )
+        return found
     usual = classes == IMAGENET and not sets[0].is_array and not config.restrict
     return read_baseline("alexnet") if usual else None
-
-
-class _Images:
-    """The images of each corruption and severity, through the model's preprocessing."""
-
-    def __init__(self, source: Source, config: EvalConfig, batch: int, arrays: bool) -> None:
-        self.card, self.config, self.batch = source.card, config, batch
-        self.transform = eval_transform(self.card.input)
-        self.labels: np.ndarray | None = None
-        if arrays:
-            path, numbers = config.data / LABELS, class_numbers(self.card.classes)
-            given = read_labels(path)
-            if int(given.max()) >= len(numbers):
-                raise DataError(f"{path} has the label {given.max()}; the model has {len(numbers)} classes")
-            self.labels = np.asarray(numbers)[given]
-
-    def load(self, one: CorruptionSet, level: str) -> tuple[Any, list[int]]:
-        """Return a loader, and the labels of its images."""
-        if self.labels is not None:
-            rows, first = _rows(one, level, self.labels)
-            images = ArrayImages(one.path, first, rows.tolist(), self.transform)
-            return make_array_loader(images, batch_size=self.batch, workers=self._workers(len(rows))), rows.tolist()
-        card, most = self.card, pixel_limit(self.card)
-        # listed only: decoding millions of images twice would double the time
-        samples = scan(
-            one.path / level, classes=card.classes, in_chans=card.input.in_chans, val_split=0, look="list",
-            max_pixels=most, decoding=Decoding.of(card.input), show_progress=False,
-        ).samples  # fmt: skip
-        loader = make_loader(
-            samples, self.transform, batch_size=self.batch, shuffle=False, seed=0,
-            workers=self._workers(len(samples)), max_pixels=most,
-        )  # fmt: skip
-        return loader, [sample.label for sample in samples]
-
-    def _workers(self, images: int) -> int:
-        if self.config.workers is not None:
-            return self.config.workers
-        return min(usable_cpus(), 8) if images > _FEW else 0
 
 
 def _evaluate(
     source: Source, config: EvalConfig, sets: list[CorruptionSet], baseline: Baseline | None
 ) -> CorruptionResult:
     conditions, classes = conditions_of(source, config), source.card.classes
-    images = _Images(source, config, conditions.batch_size, sets[0].is_array)
+    images = CorruptedImages(source, config, conditions.batch_size, sets)
     scores: dict[str, dict[str, SetScore]] = {}
-    kept = 0
+    kept: set[int] = set()
     backend = load_backend(
         conditions.backend, source, device=conditions.device, dtype=conditions.precision, threads=config.threads
     )
@@ -190,9 +161,11 @@ def _evaluate(
                 predict = predictor(backend)
                 if config.restrict:
                     restriction = Restriction(labels, len(classes))
-                    predict, kept = restriction.wrap(predict), max(kept, restriction.count)
+                    predict = restriction.wrap(predict)
+                    kept.add(restriction.count)
                 found = evaluate(predict, loader, classes, device=backend.device)
-                scores.setdefault(one.name, {})[level] = SetScore(found.count, found.top1, found.loss)
+                loss = found.loss if math.isfinite(found.loss) else None
+                scores.setdefault(one.name, {})[level] = SetScore(found.count, found.top1, loss)
         ran = {
             "backend": backend.name, "provider": backend.provider, "precision": precision_of(backend),
             "device": str(backend.device), "batch_size": conditions.batch_size,
@@ -202,25 +175,38 @@ def _evaluate(
     errors = {name: {level: 1 - score.top1 for level, score in of.items()} for name, of in scores.items()}
     summary = summarize(errors, baseline)
     print_errors(errors, summary, baseline)
-    if config.restrict:
-        console.say(f"chosen among {kept} of {len(classes)} classes (--restrict)")
-    return CorruptionResult(
+    result = CorruptionResult(
         source.name, scores, summary.mean_top1, summary.standard_top1, summary.relative, summary.mce,
-        None if baseline is None else baseline.name, kept or None, ran,
+        None if baseline is None else baseline.name, max(kept, default=None), ran, tuple(images.skipped),
     )  # fmt: skip
+    _print_conditions(result, baseline, sorted(kept), len(classes))
+    return result
 
 
-def _rows(one: CorruptionSet, level: str, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the labels of a severity's images, and the row of the first; each severity has a fifth of the array."""
-    count = len(open_images(one.path))
-    each = count // len(SEVERITIES)
-    if count % len(SEVERITIES) or len(labels) not in (each, count):
-        raise DataError(
-            f"{one.path} has {count} images and labels.npy {len(labels)} labels; CIFAR-C has the test images at five "
-            "severities, one after the other, and a label for each"
-        )
-    first = SEVERITIES.index(level) * each
-    return (labels if len(labels) == each else labels[first : first + each]), first
+def _print_conditions(result: CorruptionResult, baseline: Baseline | None, kept: list[int], classes: int) -> None:
+    """Print what the numbers are of: images, back-end, classes, and whether the baseline's are of as many images."""
+    for path, why in result.skipped:
+        console.warn(f"skipped {one_line(path)}: {why}")
+    counts = {name: {level: one.count for level, one in of.items()} for name, of in result.scores.items()}
+    total = sum(count for of in counts.values() for count in of.values())
+    skipped = f"; unreadable and skipped: {len(result.skipped)}" if result.skipped else ""
+    ran = result.conditions
+    console.say(
+        f"{console.count(total, 'image')}, {ran['backend']} on {ran['provider']}, {ran['precision']}, "
+        f"batch {ran['batch_size']}{skipped}"
+    )
+    if kept:
+        among = f"{kept[0]} to {kept[-1]}" if kept[0] != kept[-1] else str(kept[0])
+        console.say(f"chosen among {among} of {classes} classes (--restrict)")
+    for name, of in counts.items():
+        theirs = {} if baseline is None else baseline.images.get(name, {})
+        for level in of.keys() & theirs.keys():
+            if theirs[level] != of[level] and baseline is not None:
+                console.warn(
+                    f"{baseline.name} is of other images: {theirs[level]} of {one_line(name)} at severity {level}, "
+                    f"here {of[level]}"
+                )
+                return
 
 
 def _table(result: CorruptionResult) -> str:

@@ -11,7 +11,8 @@ from vtk.analysis import CrossEntropy, hessian_max, loss_landscape
 from vtk.analysis.config import AnalyzeConfig
 from vtk.analysis.diagnostics import GROUPS, diagnostic
 from vtk.analysis.diagnostics.base import Context, Run
-from vtk.analysis.result_files import finite
+from vtk.analysis.protocols import TRAINING as TRAINED
+from vtk.analysis.result_files import Analysis, finite
 from vtk.card import InputSpec
 
 OPTIONS = {"batch_size": 4, "hessian_images": 8, "hessian_batch": 4, "top": 2, "grid": 3, "draws": 4}
@@ -133,6 +134,60 @@ def test_a_negative_outlier_neither_hides_nor_counts_as_sharpness():
     for picture in blocks.draw([Run("a", sharp), Run("b", flat)]):
         heights = [bar.get_height() for bar in picture.figure.axes[0].patches]
         assert heights == [400.0, 190.0, 400.0, 9.0] and "Hatched" in picture.caption
+
+
+def test_numbers_that_did_not_converge_say_so_and_share_no_row_with_others():
+    blocks, hessian = diagnostic("hessian-blocks"), diagnostic("hessian")
+    found = {
+        **curvature({"whole": 90.0, "msa": 8.0}, {"whole": -400.0, "msa": 8.0}),
+        "converged": {"whole": False, "msa": True}, "lambda_max_converged": {"whole": False, "msa": True},
+        "magnitude_converged": {"whole": True, "msa": True}, "method": "power",
+    }  # fmt: skip
+    told = " ".join(blocks.read(found))
+    assert "Not converged: λ_max of whole (a lower bound); give more `--hessian-iterations`, or" in told
+    assert "`--hessian-method lanczos`" in told
+    assert blocks.numbers(found) == {
+        "λ_max of whole, not converged: a lower bound, training images": 90.0, "λ_max of MSA, training images": 8.0,
+        "λ of largest magnitude, with its sign, training images": -400.0,
+    }  # fmt: skip
+    other = {**found, "lambda_max_converged": {"whole": True, "msa": True}, "method": "lanczos",
+             "magnitude_converged": {"whole": False, "msa": False}}  # fmt: skip
+    told = " ".join(blocks.read(other))
+    assert "Not converged: the eigenvalue of largest magnitude of whole, MSA (a lower bound of its size)" in told
+    assert "lanczos" not in told and "λ_max of whole, training images" in blocks.numbers(other)
+    spectrum = {"values": [[3.0, -2.0], [4.0, 1.0]], "converged": 1.0, "images": 4, "negative_share": 0.25,
+                "positive_mean": 2.7, "lambda_max": [3.0, 4.0], "lambda_max_converged": [True, False],
+                "method": "power"}  # fmt: skip
+    assert "Not converged: λ_max of 1 of 2 mini-batches (a lower bound)" in " ".join(hessian.read(spectrum))
+    assert "λ_max of a mini-batch, mean, not converged: a lower bound" in hessian.numbers(spectrum)
+    settled = {**spectrum, "lambda_max_converged": [True, True]}
+    assert "onverged" not in " ".join(hessian.read(settled)) + " ".join(hessian.numbers(settled))
+
+
+def test_the_reason_of_an_advice_is_the_number_before_it():
+    from vtk.analysis.report.summary import advice
+
+    found = advice(Analysis("m", {"hessian-blocks": curvature({"whole": 190.0})}))
+    assert found["hessian-blocks"].startswith("The largest curvature of the loss (λ_max) is 190.")
+
+
+@pytest.mark.parametrize(("method", "top", "once"), [("lanczos", 2, True), ("power", 2, False), ("lanczos", 1, False)])
+def test_a_plot_says_where_eigenvalues_that_occur_several_times_are_there_once(method, top, once):
+    result = {"values": [[3.0, -2.0][:top]], "converged": 1.0, "images": 4, "negative_share": 0.5,
+              "positive_mean": 3.0, "method": method}  # fmt: skip
+    (picture,) = diagnostic("hessian").draw([Run("m", result)])
+    assert ("several times exactly only once" in picture.caption) == once
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_result_names_only_the_loss_that_it_is_of(name):
+    one = diagnostic(name)
+    given = dataclasses.replace(
+        context(loss_images="augmented", weight_decay=0.5), name=name, images_kind="training"
+    )  # fmt: skip
+    found = given.measurement(one.options)
+    assert (found["loss_images"] == "augmented") == ("loss_images" in one.options)
+    assert (found["weight_decay"] == 0.5) == ("weight_decay" in one.options)
 
 
 def test_results_of_version_0_1_know_lambda_max_where_the_largest_magnitude_is_positive():

@@ -24,6 +24,7 @@ PAPERS = {  # read in the papers' text
         "split": "train", "loss_images": "augmented", "weight_decay": 5e-2, "directions": "reference", "grid": 21,
     },
     ("park-kim", "fourier"): {"split": "val", "share": 1.0},
+    ("park-kim", "lesion"): {"split": "val", "lesion_convs": True},
     ("chen", "hessian-blocks"): {
         "split": "train", "share": 0.1, "loss_images": "plain", "weight_decay": 0.0, "hessian_method": "power",
         "hessian_iterations": 100,
@@ -62,7 +63,7 @@ OTHER = {
     "split": "all", "max_images": 7, "hessian_images": 9, "hessian_batch": 3, "hessian_method": "lanczos",
     "hessian_iterations": 5, "hessian_tol": 0.5, "top": 1, "loss_images": "plain", "weight_decay": 0.0, "grid": 11,
     "directions": "filter", "perturb_vectors": True, "draws": 4, "epsilons": (1.0,), "ntk_relu": False,
-    "ntk_init": False,
+    "ntk_init": False, "lesion_convs": False,
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.vtk.analysis._fakes import analysis, context, fake
 from vtk.analysis.result_files import read_analysis
 from vtk.analysis.run import draw, run_diagnostics
-from vtk.errors import DataError, UsageError
+from vtk.errors import DataError, NoResultError, UsageError
 
 V0_1 = Path(__file__).resolve().parents[2] / "fixtures" / "v0_1"
 
@@ -177,6 +177,25 @@ def test_what_could_not_be_done_is_listed_and_the_rest_goes_on(known, tmp_path, 
     found = run_diagnostics(lambda name: several, list(known), tmp_path, label="m", identity={}, facts={})
     assert list(found.results) == ["cka", "calibration"] and "one label" in found.refused["noise"]
     assert json.loads((tmp_path / "analysis.json").read_text())["refused"] == found.refused
+
+
+def test_images_without_a_result_stop_one_diagnostic_only(known, tmp_path):
+    def few(given):
+        raise NoResultError("it needs two images or more")
+
+    known.update(ntk=fake("ntk", few), cka=fake("cka"))
+    found = run(tmp_path, "ntk", "cka")
+    assert found.refused == {"ntk": "it needs two images or more"} and list(found.results) == ["cka"]
+
+
+def test_the_loss_that_a_diagnostic_does_not_take_is_not_recorded(known, tmp_path):
+    taken = {"loss_images": "augmented", "weight_decay": 0.5}
+    known.update({"flatness": fake("flatness", options=("weight_decay",)), "miss-rate": fake("miss-rate")})
+    found = run(tmp_path, "flatness", "miss-rate", config=taken).results
+    recorded = {
+        name: (of["measurement"]["loss_images"], of["measurement"]["weight_decay"]) for name, of in found.items()
+    }
+    assert recorded == {"flatness": ("plain", 0.5), "miss-rate": ("plain", 0.0)}
 
 
 def test_other_errors_stop_the_run_and_keep_what_is_done(known, tmp_path):

@@ -104,6 +104,16 @@ def test_augmented_images_are_mixed_and_the_same_each_time(flat: Path) -> None:
     assert not torch.equal(next(iter(changed.augmented(4)))[0], first[0][0])
 
 
+def test_pairs_are_needed_for_mixed_images(flat: Path) -> None:
+    options = config(flat, split="all", max_images=9, loss_images="augmented")
+    source = timm_source(options)
+    images = images_of(source, options)
+    with pytest.raises(UsageError, match=r"mixes images in pairs, and a batch has 1 \(`--hessian-batch`"):
+        make_context(source, images, options, RANKS).augmented(1)
+    with pytest.raises(UsageError, match="mixes images in pairs, and there is 1 image"):
+        make_context(source, images.first(1), options, RANKS).augmented(4)
+
+
 def test_images_of_several_labels_are_not_mixed(flat: Path) -> None:
     options = config(flat, num_classes=5)
     source = timm_source(options)

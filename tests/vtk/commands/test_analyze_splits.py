@@ -112,6 +112,7 @@ def test_a_folder_without_training_images_gives_held_out_ones_and_says_so(photos
     found = results(tmp_path / "out")["results"]["miss-rate"]
     assert found["measurement"]["images"] in ("held-out", "all") and found["pairs"] == 9
     assert f"Measured on {found['measurement']['images']} images" in told
+    assert f"neurons, miss-rate take {found['measurement']['images']} images, unlike in the papers" in told
     assert analyse(model, only, tmp_path / "strict", "--what", "miss-rate", "--split", "train") == 3
 
 
@@ -119,7 +120,9 @@ def test_a_protocol_is_printed_and_recorded_and_explicit_options_are_named(photo
     more = ("--protocol", "chen", "--what", "hessian-blocks,neurons", "--hessian-iterations", 4)
     assert analyse(model, photos, tmp_path, *more) == 0
     told = printed(capsys)
-    assert "protocol chen (Chen et al. 2022)" in told
+    assert (
+        "protocol chen (Chen et al. 2022)" in told and "section 4.4: a tenth of the training set): 2 training" in told
+    )
     assert "hessian-blocks: split train, 10 % of its images" in told and "--hessian-iterations given, unlike" in told
     facts = results(tmp_path)["facts"]
     assert facts["protocol"] == "chen (Chen et al. 2022)" and "2 training images" in facts["images"]
@@ -129,6 +132,14 @@ def test_a_protocol_is_printed_and_recorded_and_explicit_options_are_named(photo
     assert results(tmp_path)["results"]["hessian-blocks"]["images"] == 2
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "protocol: chen (Chen et al. 2022)" in page and "protocol settings" not in page
+
+
+def test_curvature_names_the_images_that_it_takes_not_those_that_are_loaded(photos, model, tmp_path, capsys) -> None:
+    more = ("--what", "ntk,miss-rate", "--hessian-images", 5)
+    assert analyse(model, photos, tmp_path, *more) == 0
+    found = results(tmp_path)
+    assert found["results"]["ntk"]["images"] == 5 and found["results"]["miss-rate"]["pairs"] == 18
+    assert found["facts"]["images"].startswith("5 training images (ntk); 18 training images (miss-rate), drawn")
 
 
 def test_results_of_another_part_of_the_folder_are_kept_for_a_resume(photos, model, tmp_path) -> None:

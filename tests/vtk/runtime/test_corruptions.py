@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import vtk
+from tests.vtk.runtime._cifar import NAMES, logits, pictures, save_classes, save_model
 from vtk.__main__ import main
 from vtk.card import InputSpec
 from vtk.data.loading.array_images import ArrayImages, open_images, read_labels
@@ -21,46 +22,13 @@ from vtk.errors import DataError, UsageError
 from vtk.evaluation.config import EvalConfig
 from vtk.evaluation.corruption_error import ALEXNET, Baseline, read_baseline, summarize
 from vtk.formats import save_tensors
-from vtk.models.create import build_model
 from vtk.packs.load import card_metadata, load_checkpoint
 from vtk.runtime.corruptions import _baseline
-
-NAMES = tuple(CIFAR_10.split())[::-1]  # not in the order of the labels
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A model of 32 px with CIFAR-10's classes in another order, with random weights that tell pictures apart."""
-    path = tmp_path_factory.mktemp("model") / "model.safetensors"
-    kwargs = {"depth": 1, "embed_dim": 16, "num_heads": 2, "class_token": False, "global_pool": "avg"}
-    created = build_model(
-        "vit_tiny_patch16_224", num_classes=10, img_size=32, pretrained=False, classes=NAMES, kwargs=kwargs
-    )
-    generator = torch.Generator().manual_seed(0)
-    for layer in (created.model.head, created.model.patch_embed.proj):
-        torch.nn.init.normal_(layer.weight, generator=generator)
-    card = vtk.Card(created.spec, created.input, NAMES)
-    save_tensors(path, created.model.state_dict(), card_metadata(card))
-    return path
-
-
-def logits(checkpoint, images):
-    task = load_checkpoint(checkpoint)
-    transform = eval_transform(task.card.input)
-    with torch.no_grad():
-        return task.model.eval()(torch.stack([transform(Image.fromarray(image)) for image in images])).numpy()
-
-
-def pictures(count, seed=0):
-    """Coarse pictures, about which the model says different things."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (count, 2, 2, 3)).astype(np.uint8)
-    return coarse.repeat(16, 1).repeat(16, 2)
-
-
-def save_classes(root, images, names):
-    for i, (image, name) in enumerate(zip(images, names, strict=True)):
-        (root / name).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(root / name / f"{i:02d}.png")
+    return save_model(tmp_path_factory.mktemp("model") / "model.safetensors")
 
 
 def test_a_restricted_model_chooses_among_the_classes_of_the_folder(checkpoint, tmp_path):

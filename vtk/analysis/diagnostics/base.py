@@ -1,6 +1,6 @@
 """Base of the diagnostics: each measures a model, draws the result and explains it in sentences."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -101,14 +101,20 @@ class Context:
         most = self.settings.hessian_images
         return self.count if most is None else min(most, self.count)
 
-    def measurement(self) -> dict[str, Any]:
-        """Return what a number of this diagnostic is compared by, as JSON values."""
+    def measurement(self, options: Collection[str] = ("loss_images", "weight_decay")) -> dict[str, Any]:
+        """Return what a number of this diagnostic is compared by, as JSON values.
+
+        Args:
+            options: that it takes; images are plain, and the loss has no l2 term, for one that does not take these.
+        """
         settings = self.settings
         return {
             "images": self.images_kind,
             "loss": "binary cross-entropy" if self.multi_label else "cross-entropy",
-            "loss_images": settings.loss_images,
-            "weight_decay": settings.weight_decay,
+            **{
+                name: getattr(settings if name in options else Settings, name)
+                for name in ("loss_images", "weight_decay")
+            },
             "protocol": getattr(self.config, "protocol", None),
         }
 
@@ -158,7 +164,8 @@ class Diagnostic:
         title: of its section in the report.
         source: paper and figure or equation that it follows.
         explains: one or two sentences for the report: the measured quantity, and the meaning of high and low values.
-        measure: from a context to the result. Raises `UsageError` if the model lacks what is measured.
+        measure: from a context to the result. Raises `UsageError` if the model lacks what is measured, `NoResultError`
+            if these images give no result; either is reported, and the other diagnostics go on.
         draw: from the results of one or two models to plots that show them together.
         read: from one result to sentences: findings on this model, and suggestions.
         numbers: from one result to its key numbers by name (with the unit), for tables.

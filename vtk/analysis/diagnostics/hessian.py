@@ -5,25 +5,19 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
+from vtk.analysis.diagnostics.curvature import LOWER_BOUND, OPTIONS, iteration, mean_or_none, not_converged
 from vtk.analysis.diagnostics.measurement import on_images, sentence
 from vtk.analysis.measures.hessian import hessian_spectrum
 
 _MANY_NEGATIVE = 0.1  # Park and Kim (2022) call a model's loss convex whose spectrum has "a few" negative values
 _CURVES = 400
+_ONCE = " (the Lanczos iteration finds one that occurs several times exactly only once, `--hessian-method power` each)"
 
 
 def _measure(context: Context) -> dict[str, Any]:
     settings = context.settings
-    return hessian_spectrum(
-        context.model,
-        context.loss_batches(settings.hessian_batch),
-        top=settings.top,
-        method=settings.hessian_method,
-        max_iter=settings.hessian_iterations,
-        tol=settings.hessian_tol,
-        **context.loss_options(context.curvature_images),
-        **context.step_options(),
-    ).to_dict()
+    batches = context.loss_batches(settings.hessian_batch)
+    return hessian_spectrum(context.model, batches, top=settings.top, **iteration(context)).to_dict()
 
 
 def _draw(runs: Sequence[Run]) -> list[Picture]:
@@ -44,21 +38,12 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     axes.set_ylim(0, 1.2 * axes.get_ylim()[1])
     if axes.get_legend():
         axes.get_legend().set_loc("upper left")  # not over the ticks
+    once = any(run.result.get("method") == "lanczos" and len(run.result["values"][0]) > 1 for run in runs)
     caption = (
         "Density of the eigenvalues of largest magnitude over all mini-batches; each tick at the bottom is one "
-        "eigenvalue. Left of 0 the loss curves downwards; far to the right it is sharp."
+        f"eigenvalue{_ONCE if once else ''}. Left of 0 the loss curves downwards; far to the right it is sharp."
     )
     return [Picture("hessian", figure, caption)]
-
-
-def log_axis(axes: Any) -> None:
-    """Make the y axis logarithmic, with ticks such as 0.5 and 20 instead of powers of ten."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _density(x: Any, values: Any, width: float) -> Any:
@@ -87,10 +72,9 @@ def _facts(result: Result) -> str:
 def _read(result: Result) -> list[str]:
     batches, negative, positive = result["values"], result["negative_share"], result["positive_mean"]
     top, upwards = len(batches[0]), lambda_max(result)
-    images = f" ({result['images']} images in all)" if "images" in result else ""
+    of = "the mini-batch" if len(batches) == 1 else f"each of {len(batches)} mini-batches"
     sentences = [
-        f"Of the {top} eigenvalues of largest magnitude of each of {len(batches)} mini-batches{images}, "
-        f"{100 * negative:.0f} % are negative (NEP); "
+        f"Of the {top} eigenvalues of largest magnitude of {of}, {100 * negative:.0f} % are negative (NEP); "
         + ("none is positive." if positive is None else f"the positive ones are {positive:.3g} on average (APE).")
     ]
     sentences.append(sentence(result))
@@ -104,11 +88,20 @@ def _read(result: Result) -> list[str]:
         )
     else:
         sentences.append("So the loss is close to convex in its steepest directions.")
+    open_ones = {}
     if result["converged"] < 1:
-        sentences.append(
-            f"{100 * (1 - result['converged']):.0f} % of the eigenvalues did not converge; they are estimates."
-        )
-    return sentences
+        share = f"{100 * (1 - result['converged']):.0f} %"
+        sentences.append(f"{share} of the eigenvalues did not converge; they are estimates.")
+        open_ones["what NEP and APE are of"] = "estimates"
+    if loose := _loose(result):
+        whose = "" if len(batches) == 1 else f" of {loose} of {len(batches)} mini-batches"
+        open_ones[f"λ_max{whose}"] = "a lower bound"
+    return sentences + not_converged(result, open_ones)
+
+
+def _loose(result: Result) -> int:
+    """Return the number of mini-batches whose λ_max did not converge."""
+    return sum(not settled for settled in result.get("lambda_max_converged", ()))
 
 
 def _numbers(result: Result) -> dict[str, float]:
@@ -117,7 +110,9 @@ def _numbers(result: Result) -> dict[str, float]:
     if result["positive_mean"] is not None:
         numbers[f"APE{end}"] = result["positive_mean"]
     upwards = lambda_max(result)
-    return numbers if upwards is None else {**numbers, f"λ_max of a mini-batch, mean{end}": upwards}
+    if upwards is not None:
+        numbers[f"λ_max of a mini-batch, mean{LOWER_BOUND if _loose(result) else ''}{end}"] = upwards
+    return numbers
 
 
 def lambda_max(result: Result) -> float | None:
@@ -125,11 +120,9 @@ def lambda_max(result: Result) -> float | None:
 
     Results of version 0.1 have the eigenvalues of largest magnitude only; the first positive one is λ_max.
     """
-    largest = result.get("lambda_max") or [
+    return mean_or_none(result.get("lambda_max") or [
         next((value for value in batch if value is not None and value > 0), None) for batch in result["values"]
-    ]
-    known = [value for value in largest if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(largest) else None
+    ])  # fmt: skip
 
 
 DIAGNOSTIC = Diagnostic(
@@ -144,15 +137,6 @@ DIAGNOSTIC = Diagnostic(
     draw=_draw,
     read=_read,
     numbers=_numbers,
-    options=(
-        "hessian_images",
-        "hessian_batch",
-        "hessian_method",
-        "hessian_iterations",
-        "hessian_tol",
-        "top",
-        "loss_images",
-        "weight_decay",
-    ),
+    options=(*OPTIONS, "top"),
     needs=frozenset({"labels"}),
 )

@@ -5,7 +5,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.hessian import log_axis
+from vtk.analysis.diagnostics.curvature import LOWER_BOUND, OPTIONS, iteration, log_axis, not_converged
 from vtk.analysis.diagnostics.measurement import as_chen, not_as_chen, on_images, sentence
 from vtk.analysis.measures.hessian import hessian_max
 from vtk.analysis.probes.parameter_groups import parameter_blocks
@@ -17,17 +17,8 @@ _DEEPER = 2.0  # times larger; below that, shallow and deep blocks are called eq
 
 
 def _measure(context: Context) -> dict[str, Any]:
-    settings = context.settings
-    return hessian_max(
-        context.model,
-        context.loss_batches(settings.hessian_batch),
-        groups=parameter_blocks(context.model),
-        method=settings.hessian_method,
-        max_iter=settings.hessian_iterations,
-        tol=settings.hessian_tol,
-        **context.loss_options(context.curvature_images),
-        **context.step_options(),
-    ).to_dict()
+    batches, groups = context.loss_batches(context.settings.hessian_batch), parameter_blocks(context.model)
+    return hessian_max(context.model, batches, groups=groups, **iteration(context)).to_dict()
 
 
 def lambda_max(result: Result) -> dict[str, float | None]:
@@ -92,14 +83,14 @@ def _read(result: Result) -> list[str]:
         if whole is None
         else f"The largest curvature of the loss (λ_max) is {whole:.3g}."
     ]
-    sentences.append(sentence(result))
-    if not as_chen(result):
-        sentences.append(not_as_chen(result))
-    elif sharp:
+    if sharp:
         sentences.append(
             f"Over {_SHARP:g} the minimum is sharp: in Chen et al. (2022) models trained with SAM have 21 to 42, "
             "others 180 to 1,644, all on ImageNet. Try `vtk finetune … --sam 0.1`."
         )
+    sentences.append(sentence(result))
+    if not as_chen(result):
+        sentences.append(not_as_chen(result))
     sentences += _downwards(extreme)
     if parts:
         sharpest = max(parts, key=lambda name: parts[name])
@@ -110,10 +101,27 @@ def _read(result: Result) -> list[str]:
     sentences += _by_depth(
         [value for name, value in values.items() if name.startswith("block ")], sharp, as_chen(result)
     )
-    loose = [name for name, settled in result["converged"].items() if not settled]
-    if loose:
-        sentences.append(f"Not converged, so only an estimate: {', '.join(_NAMES.get(n, n) for n in loose)}.")
-    return sentences
+    return sentences + _loose(result)
+
+
+def _loose(result: Result) -> list[str]:
+    """Return sentences on the groups of which an eigenvalue did not converge, λ_max first."""
+    found = {}
+    for which, what, then in (
+        ("lambda_max", "λ_max", "a lower bound"),
+        ("magnitude", "the eigenvalue of largest magnitude", "a lower bound of its size"),
+    ):
+        if names := [_NAMES.get(name, name) for name, ok in settled(result, which).items() if not ok]:
+            found[f"{what} of {', '.join(names)}"] = then
+    return not_converged(result, found)
+
+
+def settled(result: Result, which: str = "lambda_max") -> dict[str, bool]:
+    """Return of each group whether λ_max, or the eigenvalue of largest ``magnitude``, converged.
+
+    Results of version 0.1 say it of the latter only, which is λ_max where it is positive.
+    """
+    return dict(result.get(f"{which}_converged") or result["converged"])
 
 
 def _downwards(extreme: Mapping[str, float | None]) -> list[str]:
@@ -144,13 +152,17 @@ def _by_depth(blocks: Sequence[float | None], sharp: bool, comparable: bool) -> 
 
 
 def _numbers(result: Result) -> dict[str, float]:
-    values, whole = lambda_max(result), largest(result)["whole"]
+    values, whole, end = lambda_max(result), largest(result)["whole"], on_images(result)
+    sure, sure_of_size = settled(result), settled(result, "magnitude")
     numbers = {
-        f"λ_max of {_NAMES.get(name, name)}{on_images(result)}": value
+        f"λ_max of {_NAMES.get(name, name)}{'' if sure.get(name, True) else LOWER_BOUND}{end}": value
         for name in ("whole", "embedding", "msa", "token mlp", "mlp")
         if (value := values.get(name)) is not None
     }
-    return numbers if whole is None else {**numbers, f"λ of largest magnitude, with its sign{on_images(result)}": whole}
+    if whole is None:
+        return numbers
+    bound = "" if sure_of_size.get("whole", True) else ", not converged"
+    return {**numbers, f"λ of largest magnitude, with its sign{bound}{end}": whole}
 
 
 DIAGNOSTIC = Diagnostic(
@@ -165,14 +177,6 @@ DIAGNOSTIC = Diagnostic(
     draw=_draw,
     read=_read,
     numbers=_numbers,
-    options=(
-        "hessian_images",
-        "hessian_batch",
-        "hessian_method",
-        "hessian_iterations",
-        "hessian_tol",
-        "loss_images",
-        "weight_decay",
-    ),
+    options=OPTIONS,
     needs=frozenset({"labels"}),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Diagnostic, Picture, Result, Run
-from vtk.analysis.diagnostics.hessian import log_axis
+from vtk.analysis.diagnostics.curvature import log_axis
 from vtk.analysis.diagnostics.measurement import on_images, sentence
 from vtk.analysis.measures.landscape import loss_landscape
 

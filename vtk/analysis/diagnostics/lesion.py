@@ -16,7 +16,7 @@ def _measure(context: Context) -> dict[str, Any]:
         context.model,
         context.batches,
         max_images=context.count,
-        convolutions=context.config.lesion_convs,
+        convolutions=context.settings.lesion_convs,
         share=context.share,
         kept=context.saved.get("rows", ()),
         save=lambda rows: context.save({"rows": rows}),

@@ -8,7 +8,7 @@ from torch import nn
 
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
-from vtk.errors import DataError, UsageError
+from vtk.errors import DataError, NoResultError, UsageError
 from vtk.evaluation.reliability import (
     BINS,
     Bin,
@@ -68,7 +68,8 @@ def model_calibration(
 
     Raises:
         UsageError: ``bins`` is below 1, the model gives one number, or labels are not one for each image.
-        DataError: there are no images, a label is not a class of the model, or a logit is not finite.
+        DataError: there are no images, or a label is not a class of the model.
+        NoResultError: a logit is not finite.
     """
     if bins < 1:
         raise UsageError(f"`bins` is {bins}; give 1 or more")
@@ -91,7 +92,7 @@ def of_logits(logits: np.ndarray, labels: np.ndarray, *, bins: int = BINS, seed:
     if labels.min() < 0 or labels.max() >= classes:
         raise DataError(f"labels reach from {labels.min()} to {labels.max()}; the model has {classes} classes")
     if not np.isfinite(logits).all():
-        raise DataError("the model's logits are not all finite; its probabilities cannot be judged")
+        raise NoResultError("the model's logits are not all finite; its probabilities cannot be judged")
     right = logits.argmax(axis=1) == labels
     confidence, nll = confidence_and_nll(logits, labels)
     rows = reliability_bins(confidence, right, bins)

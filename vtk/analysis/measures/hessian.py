@@ -1,99 +1,21 @@
 """Hessian eigenvalues: spectra of mini-batches (Park and Kim 2022), λ_max over all images (Chen et al. 2022)."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from vtk import console
-from vtk.analysis.measures.results import MeasureResult
+from vtk.analysis.measures.curvature_results import HessianMax, HessianSpectrum
 from vtk.analysis.probes.batches import Batches, load_batches
 from vtk.analysis.probes.eigenvalues import Eigenvalues, Method, top_eigenvalues
 from vtk.analysis.probes.losses import CrossEntropy, Loss
 from vtk.analysis.probes.second_order import Product, flat_size, hessian_product
 from vtk.analysis.probes.share import ALONE, StepOptions, check_keywords
 
-
-@dataclass(frozen=True)
-class HessianSpectrum:
-    """The eigenvalues of largest magnitude of each mini-batch's Hessian, and its λ_max.
-
-    Attributes:
-        values: of each mini-batch, largest magnitude first, with signs.
-        converged: share of them that converged.
-        images: number of images, over all mini-batches.
-        lambda_max: of each mini-batch, the largest eigenvalue; not among ``values`` where all those are negative.
-    """
-
-    values: tuple[tuple[float, ...], ...]
-    converged: float
-    images: int
-    lambda_max: tuple[float, ...] = ()
-
-    @property
-    def negative_share(self) -> float:
-        """NEP: share of negative values (Park and Kim 2022)."""
-        everything = [v for batch in self.values for v in batch]
-        return sum(v < 0 for v in everything) / len(everything)
-
-    @property
-    def positive_mean(self) -> float:
-        """APE: mean of the positive values (Park and Kim 2022); NaN without any."""
-        positive = [v for batch in self.values for v in batch if v > 0]
-        return sum(positive) / len(positive) if positive else math.nan
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {**asdict(self), "negative_share": self.negative_share, "positive_mean": self.positive_mean}
-
-
-@dataclass(frozen=True)
-class HessianMax(MeasureResult):
-    """The largest eigenvalues of one operator, over all images: λ_max, and the one of largest magnitude.
-
-    They differ where the loss bends downwards more than upwards: then λ_max is the largest curvature upwards, which a
-    step of gradient descent has to respect, and the other is negative.
-
-    Attributes:
-        values: of each group of parameters, the largest eigenvalues, in descending order; ``whole`` is the whole
-            Hessian.
-        lambda_largest_magnitude: of each group, the eigenvalue of largest magnitude, with its sign.
-        converged: of each group, whether all converged.
-        products: Hessian-vector products, all groups together.
-        images: number of images.
-    """
-
-    values: dict[str, tuple[float, ...]]
-    lambda_largest_magnitude: dict[str, float]
-    converged: dict[str, bool]
-    products: int
-    images: int
-
-    @property
-    def lambda_max(self) -> dict[str, float]:
-        """λ_max of each group: its largest eigenvalue."""
-        return {group: values[0] for group, values in self.values.items()}
-
-    @property
-    def value(self) -> float:
-        """λ_max of the whole Hessian, else of the only group."""
-        return self.lambda_max[self._main]
-
-    @property
-    def magnitude(self) -> float:
-        """The eigenvalue of largest magnitude of the whole Hessian, else of the only group, with its sign."""
-        return self.lambda_largest_magnitude[self._main]
-
-    @property
-    def _main(self) -> str:
-        return "whole" if "whole" in self.values else next(iter(self.values))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {"lambda_max": self.lambda_max, **asdict(self)}
+__all__ = ["HessianMax", "HessianSpectrum", "hessian_max", "hessian_spectrum"]
 
 
 def hessian_spectrum(
@@ -122,7 +44,8 @@ def hessian_spectrum(
         batches: the mini-batches; held in memory.
         loss: by default plain cross-entropy.
         top: eigenvalues of each mini-batch, beside λ_max.
-        method: ``lanczos``, or ``power`` as in the paper.
+        method: ``lanczos``, which lists an eigenvalue that occurs several times exactly only once, or ``power`` as in
+            the paper, which lists each.
         max_iter: products at most, of each mini-batch; with ``power`` of each value.
         tol: relative tolerance.
         max_images: use only the first ones.
@@ -157,6 +80,8 @@ def hessian_spectrum(
         sum(flags) / len(flags),
         sum(sizes),
         tuple(one.algebraic[0] for one in spectra),
+        tuple(one.converged[0] for one in spectra),
+        method,
     )
 
 
@@ -183,7 +108,8 @@ def hessian_max(
         model: in eval mode during the call.
         batches: of evaluation's or training's transform; held in memory.
         loss: by default plain cross-entropy.
-        top: how many of each group, the largest first; the one of largest magnitude comes in addition.
+        top: how many of each group, the largest first; the one of largest magnitude comes in addition. With
+            ``lanczos`` an eigenvalue that occurs several times exactly is one of them only once.
         groups: names to parameters; each group's diagonal block is taken alone, such as those of
             `vtk.analysis.parameter_blocks` (Chen et al. 2022, Table 4). Default the whole.
         method: ``lanczos``, or ``power`` as in the paper.
@@ -221,6 +147,9 @@ def hessian_max(
         {name: all(one.converged) for name, one in spectra.items()},
         sum(one.products for one in spectra.values()),
         sum(len(batch[0]) for batch in held),
+        {name: one.converged[0] for name, one in spectra.items()},
+        {name: one.converged[top] for name, one in spectra.items()},
+        method,
     )
 
 

@@ -50,7 +50,8 @@ class Lesions(MeasureResult):
         units: in order, the stem first.
         classes: number of outputs; chance is one over it.
         images: number of images.
-        convolutions: whether single convolutions were removed in place of blocks of them.
+        convolutions: whether single convolutions were removed in place of blocks of them; a model without blocks of
+            them has none.
     """
 
     accuracy: float
@@ -117,7 +118,7 @@ def lesion_study(
             bar.advance(len(images))
     if number >= len(rows):  # a last round of fewer batches than processes
         rows += share.gather(own, width, device)[: number + 1 - len(rows)]
-    return _result(rows, units, removable, convolutions)
+    return _result(rows, units, removable, any(unit.passes for unit in units if unit.outlets))
 
 
 def _row(model: nn.Module, images: Tensor, labels: Tensor, units: Sequence[Unit]) -> list[float]:

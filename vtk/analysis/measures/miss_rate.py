@@ -7,7 +7,7 @@ from torch import nn
 
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, eval_mode, load_batches
-from vtk.errors import DataError, UsageError
+from vtk.errors import NoResultError, UsageError
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
 
     Raises:
         UsageError: labels are weights of several classes.
-        DataError: there are fewer than two images.
+        NoResultError: there are fewer than two images.
     """
     held = load_batches(model, batches, max_images)
     if any(labels.ndim != 1 for _, labels in held):
@@ -39,7 +39,7 @@ def miss_rate(model: nn.Module, batches: Batches, *, max_images: int | None = No
     images = torch.cat([images for images, _ in held])
     labels = torch.cat([labels for _, labels in held])
     if len(images) < 2:
-        raise DataError("the miss rate needs two images or more")
+        raise NoResultError("the miss rate needs two images or more")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed)).to(images.device)
     other = order.roll(1)
     misses = 0

@@ -12,7 +12,7 @@ from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.depth_points import depth_points, watch_points
 from vtk.analysis.probes.parameter_groups import parameter_blocks
 from vtk.analysis.probes.token_positions import has_class_token, prefix_tokens
-from vtk.errors import DataError
+from vtk.errors import NoResultError
 from vtk.models.task_parameters import head_names
 
 OUTLIER = 4.0
@@ -125,7 +125,8 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
 
     Raises:
         UsageError: the model has no recognised blocks.
-        DataError: there are no images, or the model's activations are not finite.
+        DataError: there are no images.
+        NoResultError: the model's activations are not finite.
     """
     prefix = prefix_tokens(model)
     has_cls = has_class_token(model)
@@ -163,7 +164,7 @@ def model_norms(model: nn.Module, batches: Batches, *, max_images: int | None = 
             continue
         total, cls, outliers = totals[point.name].tolist()
         if not math.isfinite(total):
-            raise DataError(f"the tokens after `{point.name}` are not all finite; their norms cannot be given")
+            raise NoResultError(f"the tokens after `{point.name}` are not all finite; their norms cannot be given")
         of = counts[point.name]
         mean_cls = None if cls != cls else cls / images
         tokens.append(TokenNorm(point.name, total / of, mean_cls, largest[point.name], outliers / of))

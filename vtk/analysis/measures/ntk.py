@@ -15,7 +15,7 @@ from vtk import console
 from vtk.analysis.measures.results import MeasureResult
 from vtk.analysis.probes.batches import Batches, eval_mode, stream
 from vtk.analysis.probes.share import ALONE, Share
-from vtk.errors import DataError, UsageError
+from vtk.errors import NoResultError, UsageError
 
 Outputs = Literal["sum", "all"]
 OUTPUTS: tuple[Outputs, ...] = ("sum", "all")
@@ -81,7 +81,7 @@ def ntk_condition(
     Raises:
         UsageError: an argument is out of range, or the model does something that cannot be differentiated image by
             image.
-        DataError: there are fewer than two images.
+        NoResultError: there are fewer than two images, or derivatives of the outputs are not finite.
     """
     if block < 2:
         raise UsageError(f"`block` is {block}; a condition number needs 2 images or more")
@@ -89,13 +89,17 @@ def ntk_condition(
         raise UsageError(f"outputs {outputs!r} are not known; give {' or '.join(OUTPUTS)}")
     images = torch.cat([images for images, _ in stream(model, batches, max_images)])
     if len(images) < 2:
-        raise DataError("a condition number needs two images or more")
+        raise NoResultError("a condition number needs two images or more")
     block = min(block, len(images))
     blocks = images[: len(images) // block * block].split(block)
     width = block * (_classes(model, images) if outputs == "all" else 1)
 
     def spectrum(index: int) -> list[float]:
         kernel = tangent_kernel(model, blocks[index], outputs=outputs)
+        if not bool(kernel.isfinite().all()):
+            raise NoResultError(
+                "the derivatives of the model's outputs are not finite on these images; look at its weights"
+            )
         values: list[float] = torch.linalg.eigvalsh(kernel).flip(0).tolist()
         return values
 

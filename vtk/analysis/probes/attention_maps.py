@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vtk.errors import NoResultError
+
 _SOFTMAX = (torch.softmax, F.softmax, Tensor.softmax)
 See = Callable[[str, Tensor], None]
 
@@ -29,6 +31,9 @@ def watch_attention(model: nn.Module, see: See) -> Iterator[None]:
             whose rows sum to 1. With windows, B counts windows.
 
     Heads that a layer folds into the batch (B·H, queries, keys) are separated again.
+
+    Raises:
+        NoResultError: an attention is not finite.
     """
     stack: list[str] = [""]
     handles = []
@@ -89,6 +94,8 @@ class _Watch(TorchFunctionMode):
         if attention.ndim == 3:
             heads = self.attends.get(name, 1)
             attention = attention.unflatten(0, (-1, heads if len(attention) % heads == 0 else 1))
+        if not bool(attention.isfinite().all()):
+            raise NoResultError(f"the attention of `{name}` is not finite on these images; look at the model's weights")
         self.see(name, attention)
 
     def _layer(self) -> str:

@@ -28,7 +28,8 @@ def single_convolutions(model: nn.Module) -> list[Unit]:
             continue
         for name, conv in convs:
             outlets = (conv,) if _keeps_positions(conv) else ()
-            units.append(Unit(f"{unit.name}.{name}", "conv", outlets, (conv,), "output", unit.host, passes=True))
+            full = f"{unit.name}.{name}" if name else unit.name  # the host may be a convolution itself
+            units.append(Unit(full, "conv", outlets, (conv,), "output", unit.host, passes=True))
     return units
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vtk.errors import DataError, UsageError
+from vtk.errors import NoResultError, UsageError
 
 Method = Literal["lanczos", "power"]
 METHODS: tuple[Method, ...] = ("lanczos", "power")
@@ -52,8 +52,12 @@ def top_eigenvalues(
 
     ``lanczos`` keeps an orthonormal basis of its iterations and stops when the residual bound of every wanted value is
     below ``tol`` times it: few products, and memory of at most `BASIS_BYTES` or twice the wanted values and 6 vectors,
-    whichever is more. ``power`` finds one value of largest magnitude after the other, keeping iterates orthogonal to
-    those found (deflation), and stops when the value changes by less than ``tol`` of itself and is no mixture of two of
+    whichever is more. Its vectors are all in the space that one start vector spans, which has one vector of each
+    eigenvalue: one that occurs several times exactly is found once, and the next ones take the places of its copies.
+    The largest is right all the same.
+
+    ``power`` finds one value of largest magnitude after the other, each copy too, keeping iterates orthogonal to those
+    found (deflation), and stops when the value changes by less than ``tol`` of itself and is no mixture of two of
     opposite signs: it keeps a vector for each value and needs many products, as PyHessian and Park and Kim (2022) and
     Chen et al. (2022) do. Once a negative value was found, it looks for the largest ones in the operator shifted by it,
     which has no negative values. All of these are close to the shift then, so that steps are small anyway: there the
@@ -71,7 +75,7 @@ def top_eigenvalues(
 
     Raises:
         UsageError: an argument is out of range.
-        DataError: a product is not finite.
+        NoResultError: a product is not finite.
     """
     for top in (algebraic, magnitude):
         if not 1 <= top <= len(start):
@@ -86,7 +90,7 @@ def top_eigenvalues(
     def finite(vector: Tensor) -> Tensor:
         image = product(vector)
         if not bool(image.isfinite().all()):
-            raise DataError(
+            raise NoResultError(
                 "a product with the Hessian is not finite: the loss or its derivatives overflow on these images; look "
                 "at their values and at the model's weights"
             )
@@ -121,6 +125,8 @@ def _power(
         upper = [one for one in found if one[0] >= 0]
     while len(upper) < algebraic:
         upper.append(following(upper, shift=max(-value for value, _, _ in found)))
+    # where the search by magnitude did not converge, the other one may have found more
+    found += [one for one in upper if one[0] > 0 and not any(one is other for other in found)]
     found.sort(key=lambda one: -abs(one[0]))
     upper.sort(key=lambda one: -one[0])
     wanted = [*upper[:algebraic], *found[:magnitude]]

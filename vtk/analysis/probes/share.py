@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from vtk.errors import UsageError
+from vtk.errors import NoResultError, UsageError
 
 Rows = Sequence[Sequence[float]]
 """Numbers of completed steps, all of one length; saved for a resume."""
@@ -77,7 +77,8 @@ class Share:
             count: number of steps.
             width: numbers in a row.
             device: of the sums between processes.
-            step: from a step's index to its row; may raise `UsageError`, which then all processes raise.
+            step: from a step's index to its row; may raise `UsageError` or `NoResultError`; then all processes
+                fail.
             known: rows of the first steps, from an earlier run; they are not computed again.
             save: called with the rows so far after each round of steps.
             done: called with the range of steps that have just been completed.
@@ -101,11 +102,12 @@ class Share:
 
         Raises:
             UsageError: raised by this process or by another one.
+            NoResultError: raised by this process.
         """
-        failure: UsageError | None = None
+        failure: UsageError | NoResultError | None = None
         try:
             yield
-        except UsageError as error:
+        except (UsageError, NoResultError) as error:
             failure = error
         failed = failure is not None
         if self.world > 1:

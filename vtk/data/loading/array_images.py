@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +24,13 @@ def read_labels(path: Path) -> np.ndarray:
     Raises:
         DataError: it is no such file, or its values are not class numbers.
     """
-    check_plain(path, "an array of labels")
-    with reading(path, "is not a whole .npy file"):
-        labels = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(labels, np.ndarray) or labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
-            raise DataError(f"{path} is no row of class numbers, as CIFAR-C's labels.npy is")
-        numbers = labels.astype(np.int64)
-    if int(numbers.min()) < 0:
-        raise DataError(f"{path} has the label {int(numbers.min())}; class numbers begin with 0")
-    return numbers
+    labels = _open(path, "an array of labels")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
+        raise DataError(f"{path} is no row of class numbers, as CIFAR-C's labels.npy is")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high > np.iinfo(np.int64).max:
+        raise DataError(f"{path} has the label {low if low < 0 else high}; class numbers are 0, 1, 2, …")
+    return labels.astype(np.int64)
 
 
 def open_images(path: Path) -> np.ndarray:
@@ -42,16 +39,19 @@ def open_images(path: Path) -> np.ndarray:
     Raises:
         DataError: it is no such file, or its array is of another kind.
     """
-    check_plain(path, "an array of images")
-    with reading(path, "is not a whole .npy file"):
-        images = np.load(path, mmap_mode="r", allow_pickle=False)
-        shape: Any = getattr(images, "shape", ())
-        fits = isinstance(images, np.ndarray) and images.dtype == np.uint8 and len(shape) == 4 and shape[3] == 3
-        if not fits or not all(0 < side <= _MOST_SIDE for side in shape[1:3]) or not shape[0]:
-            raise DataError(
-                f"{path} is {getattr(images, 'dtype', '?')} {shape}; images are uint8 (number, height, width, 3)"
-            )
+    images = _open(path, "an array of images")
+    shape = images.shape
+    fits = images.dtype == np.uint8 and len(shape) == 4 and shape[3] == 3
+    if not fits or not all(0 < side <= _MOST_SIDE for side in shape[1:3]) or not shape[0]:
+        raise DataError(f"{path} is {images.dtype} {shape}; images are uint8 (number, height, width, 3)")
     return images
+
+
+def _open(path: Path, what: str) -> np.ndarray:
+    """Return the array of a ``.npy`` file, mapped from it; objects, which would have to be unpickled, are refused."""
+    check_plain(path, what)
+    with reading(path, "is not a whole .npy file"):
+        return np.lib.format.open_memmap(path, mode="r")
 
 
 class ArrayImages(ImageDataset):

@@ -5,10 +5,11 @@ in folders of their own (``noise/gaussian_noise/1/…``). CIFAR-10-C and CIFAR-1
 images at severity 1, then at 2, and so on, beside ``labels.npy``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtk.data.sources.listing import folders, natural
+from vtk.data.sources.listing import folders, is_hidden, natural
 from vtk.errors import DataError
 from vtk.text import one_line
 
@@ -53,12 +54,10 @@ def find_corruptions(root: Path) -> list[CorruptionSet]:
     if not root.is_dir():
         raise DataError(f"{root} is no folder; {_EXPECTED}")
     if (root / LABELS).exists():
-        arrays = [path for path in sorted(root.glob("*.npy")) if path.name != LABELS]
+        arrays = [path for path in sorted(root.glob("*.npy")) if path.name != LABELS and not is_hidden(path.name)]
         found = [CorruptionSet(path.stem, path, SEVERITIES) for path in arrays]
     else:
-        found = _of_folders(root)
-        groups = {*folders(root)} - {each.name for each in found}
-        found += [each for name in natural(groups) for each in _of_folders(root / name)]
+        found = [each for name in folders(root) for each in _of_folder(root / name) or _inside(root / name)]
     if not found:
         near = folders(root)
         has = f"has {', '.join(map(one_line, near[:5]))}" if near else "has no folders"
@@ -70,11 +69,46 @@ def find_corruptions(root: Path) -> list[CorruptionSet]:
     return sorted(found, key=lambda each: rank[each.name])
 
 
-def _of_folders(root: Path) -> list[CorruptionSet]:
-    """Return the folders in a folder that have nothing but severities in them."""
-    inside = {name: folders(root / name) for name in folders(root)}
-    return [
-        CorruptionSet(name, root / name, tuple(level for level in SEVERITIES if level in levels))
-        for name, levels in inside.items()
-        if levels and {*levels} <= {*SEVERITIES} and all(folders(root / name / level) for level in levels)
-    ]
+def passed_over(root: Path, found: Sequence[CorruptionSet]) -> list[tuple[str, str]]:
+    """Return the folders of ``root`` that are no corruptions, and why: they are not evaluated.
+
+    Args:
+        root: the folder.
+        found: by `find_corruptions` in it.
+    """
+    taken = {each.path for each in found}
+    if any(each.is_array for each in found):
+        return [(name, "a folder beside the arrays") for name in folders(root)]
+    rest = []
+    for name in folders(root):
+        if root / name in taken:
+            continue
+        inside = folders(root / name)
+        if any(root / name / each in taken for each in inside):  # an archive's folder
+            others = [each for each in inside if root / name / each not in taken]
+            rest += [(f"{name}/{each}", _why_not(root / name / each)) for each in others]
+        else:
+            rest.append((name, _why_not(root / name)))
+    return rest
+
+
+def _why_not(folder: Path) -> str:
+    inside = folders(folder)
+    levels = [name for name in inside if name in SEVERITIES]
+    if not levels:
+        return "it has no severities, folders 1 to 5"
+    if others := [name for name in inside if name not in SEVERITIES]:
+        return f"it has {one_line(others[0])} beside its severities"
+    return f"severity {next(name for name in levels if not folders(folder / name))} has no class folders"
+
+
+def _inside(folder: Path) -> list[CorruptionSet]:
+    return [each for name in folders(folder) for each in _of_folder(folder / name)]
+
+
+def _of_folder(folder: Path) -> list[CorruptionSet]:
+    """Return the corruption of a folder that has nothing but severities in it, else nothing."""
+    levels = folders(folder)
+    if not levels or not {*levels} <= {*SEVERITIES} or not all(folders(folder / level) for level in levels):
+        return []
+    return [CorruptionSet(folder.name, folder, tuple(level for level in SEVERITIES if level in levels))]

@@ -97,6 +97,26 @@ def test_a_single_convolutions_values_are_those_of_copies_whose_kernel_is_one_in
     assert "Without a convolution it changes by" in text and "Conv block" not in text
 
 
+def test_a_convolution_that_is_a_layer_of_its_own_keeps_its_name(monkeypatch):
+    from vtk.analysis.probes import convolutions
+    from vtk.analysis.probes.residual_units import Unit
+
+    down = torch.nn.Conv2d(4, 4, 3, stride=2, padding=1)
+    units = [Unit("stages.1.downsample", "subsampling", (), (down,), "output", down)]
+    monkeypatch.setattr(convolutions, "residual_units", lambda model: units)
+    (found,) = convolutions.single_convolutions(down)
+    assert found.name == "stages.1.downsample" and found.outlets == (down,)
+
+
+def test_a_model_without_convolution_blocks_is_told_as_without_the_option():
+    model = tiny_vit(depth=2)
+    batches = taught(model)
+    found = lesion_study(model, batches, convolutions=True)
+    assert found == lesion_study(model, batches) and not found.convolutions
+    (picture,) = diagnostic("lesion").draw([Run("vit", found.to_dict())])
+    assert "single convolution" not in picture.caption
+
+
 def test_the_model_is_as_it_was():
     model = tiny_vit(depth=2, drop_path_rate=0.3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}

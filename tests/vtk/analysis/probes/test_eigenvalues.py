@@ -55,6 +55,24 @@ def test_a_mixture_of_two_values_of_opposite_signs_has_not_converged():
     assert found.algebraic == pytest.approx((5.0,)) and all(found.converged)
 
 
+def test_a_value_that_occurs_twice_is_found_once_by_lanczos_and_twice_by_power():
+    """What docs and captions say of exact multiplicities; the largest is right either way."""
+    values = (9.0, 9.0, 5.0, -7.0, -7.0)
+    assert largest(values, algebraic=2, magnitude=3).algebraic == pytest.approx((9.0, 5.0))
+    assert largest(values, algebraic=2, magnitude=3).magnitude == pytest.approx((9.0, -7.0, 5.0))
+    found = largest(values, algebraic=2, magnitude=3, method="power")
+    assert found.algebraic == pytest.approx((9.0, 9.0)) and found.magnitude == pytest.approx((9.0, 9.0, -7.0))
+    assert "several times exactly" in str(top_eigenvalues.__doc__)
+
+
+def test_the_largest_magnitude_is_never_below_lambda_max():
+    """A mixture of ±10 stays at −0.2; shifted by it the iteration finds 10, which is of larger magnitude."""
+    matrix = torch.diag(torch.tensor([10.0, -10.0, 1.0], dtype=torch.float64))
+    start = torch.tensor([1.0, 1.02, 0.1], dtype=torch.float64)
+    found = top_eigenvalues(lambda v: matrix @ v, start, method="power", max_iter=200)
+    assert found.algebraic == pytest.approx((10.0,), rel=1e-2) and found.magnitude == found.algebraic
+
+
 def test_small_steps_beside_a_negative_outlier_are_no_convergence():
     """Shifted by 400 all other values are nearly the same: the quotient hardly moves, far from the largest."""
     values = torch.cat([torch.tensor([-400.0]), torch.linspace(-1, -0.01, 200)])
