@@ -10,7 +10,7 @@ TARGETS = {
     "onnx": "an ONNX file that any ONNX Runtime loads",
     "openvino": "an OpenVINO model (IR) for CPUs, in fp32, bf16 or int8",
     "aoti": "a .pt2 compiled by AOTInductor, for C++ and Python",
-    "tasks": "one ONNX file per task with shared weights, or one for mixed batches",
+    "tasks": "one ONNX file per task, weights shared, or one for mixed batches",
     "tensorrt": "an ONNX file for TensorRT, with scripts that build its engine",
     "triton": "a model repository for Triton Inference Server, one task or many",
 }

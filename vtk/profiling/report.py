@@ -32,11 +32,11 @@ FILES = tuple(MARKS)
 def print_result(result: ProfileResult) -> None:
     """Print a table per back-end within 80 columns, then the notes, then the choice for the budget."""
     console.say()
-    for line in textwrap.wrap(title(result), WIDTH):
+    for line in textwrap.wrap(title(result), WIDTH, break_on_hyphens=False):
         console.say(line, style="bold")
     for backend in result.backends:
         console.say()
-        for line in textwrap.wrap(heading(backend), WIDTH, subsequent_indent="  "):
+        for line in textwrap.wrap(heading(backend), WIDTH, subsequent_indent="  ", break_on_hyphens=False):
             console.say(line, style="bold")
         if backend.cells:
             console.say(_line(columns(backend)), style="dim")
@@ -45,7 +45,8 @@ def print_result(result: ProfileResult) -> None:
                 console.say(_line(values(backend, cell)))
             else:
                 indent = " " * 8
-                console.say(*textwrap.wrap(f"{cell.batch:>6}  {cell.reason}", WIDTH, subsequent_indent=indent))
+                text = f"{cell.batch:>6}  {cell.reason}"
+                console.say(*textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False))
         rows = [work_values(result, cell) for cell in backend.cells if cell.status == "ok"]
         if names := work_columns(backend):
             console.say(_line(["batch", "", *names]), style="dim")
@@ -53,12 +54,12 @@ def print_result(result: ProfileResult) -> None:
                 console.say(_line([row["batch"], "", *(row[name] for name in names)]))
     console.say()
     for note in notes(result):
-        console.say(*textwrap.wrap(note, WIDTH, subsequent_indent="  "), style="dim")
+        console.say(*textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False), style="dim")
     for warning in result.warnings:
         console.warn(warning)
     if result.budget:
         console.say()
-        console.say(*textwrap.wrap(result.budget, WIDTH, subsequent_indent="  "), style="bold")
+        console.say(*textwrap.wrap(result.budget, WIDTH, subsequent_indent="  ", break_on_hyphens=False), style="bold")
 
 
 def write_reports(result: ProfileResult, folder: Path) -> tuple[Path, ...]:

@@ -101,6 +101,7 @@ def test_all_options_of_a_group_of_commands_are_its_list(
 ) -> None:
     assert main([*argv, "--help"]) == 0
     listed = capsys.readouterr().out
+    assert max(map(len, listed.splitlines())) <= 80
     assert main([*argv, "--help-all"]) == 0
     assert capsys.readouterr().out == listed
 

@@ -22,8 +22,10 @@ def test_the_commands_of_the_page_run_one_after_the_other(tmp_path, monkeypatch,
     for program, *arguments in lines:
         assert program == "vtk"
         assert main([*arguments, "--json"]) == 0, arguments
-    seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr()
+    assert "is an alternet_18_cifar for 32×32 px" in " ".join(printed.err.split())
+    seen = [json.loads(line) for line in printed.out.splitlines()]
     assert len(seen) == len(lines) == 6
     trained = json.loads(Path("runs/attention/census.json").read_text())["groups"]
     assert trained["attention"]["frozen"] == 0 and trained["other"]["trained"] == 0
-    assert Path("export/alternet/model.onnx").is_file()
+    assert Path("exports/alternet/model.onnx").is_file()

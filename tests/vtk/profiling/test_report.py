@@ -111,6 +111,13 @@ def test_tables_fit_80_columns(width: str, monkeypatch: pytest.MonkeyPatch, caps
     assert "ort-cuda: unavailable: torch sees no CUDA device" in text and "out of memory: word word" in text
 
 
+def test_names_with_hyphens_stay_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "budget 5 ms: no measured batch size meets it; the nearest is batch 1 with ort-cpu: p99 8.94 ms"
+    monkeypatch.setattr(ProfileResult, "budget", text)
+    print_result(FULL)
+    assert "  ort-cpu: p99 8.94 ms" in capsys.readouterr().out.splitlines()
+
+
 def test_json_round_trip(tmp_path: Path) -> None:
     write_json(tmp_path / "profile.json", FULL.to_dict())
     assert ProfileResult.read(tmp_path / "profile.json") == FULL

@@ -207,6 +207,13 @@ def test_arrays_stay_on_disk_and_a_corruption_is_there_once(cifar_c, tmp_path):
         find_corruptions(tmp_path / "twice")
 
 
+def test_corruptions_in_their_own_folder_and_in_one_of_an_archive_are_all_found(tmp_path):
+    for folder in ("fog", "noise/shot_noise", "noise/gaussian_noise"):
+        save_classes(tmp_path / folder / "1", pictures(1), ["cat"])
+    save_classes(tmp_path / "fog" / "2" / "1", pictures(1), ["1"])  # a class and a folder in it that are called 1
+    assert [each.name for each in find_corruptions(tmp_path)] == ["gaussian_noise", "shot_noise", "fog"]
+
+
 def test_a_multi_label_model_is_refused(checkpoint, tmp_path):
     task = load_checkpoint(checkpoint)
     path = tmp_path / "many.safetensors"

@@ -42,7 +42,12 @@ def _read(result: Result) -> list[str]:
         pairs = zip(curve["strengths"], curve["accuracies"], strict=True)
         values = ", ".join(f"{100 * accuracy:.1f} % at {strength:g}/255" for strength, accuracy in pairs)
         sentences.append(f"Accuracy under {curve['name']}: {values}.")
-    pgd = result["curves"][-1]
+    fgsm, pgd = result["curves"]
+    if any(ten > one for one, ten in zip(fgsm["accuracies"], pgd["accuracies"], strict=True)):
+        sentences.append(
+            "Where PGD leaves more than FGSM, its ten steps of an eighth of ε from a random start do not reach what "
+            "one step of ε reaches."
+        )
     at = robustness.half_lead_strength(pgd, result)
     if at is None:
         sentences.append(
@@ -73,7 +78,8 @@ DIAGNOSTIC = Diagnostic(
         "FGSM: Hyeon-Woo et al. 2023 (Scratching Visual Transformer's Back with Uniform Attention), Table 8; PGD-10: "
         "Chen et al. 2022 (When Vision Transformers Outperform ResNets), appendix B and Table 7"
     ),
-    explains="Every pixel is changed by at most ε so that the loss grows: the accuracy that is left is the worst case. "
+    explains="Every pixel is changed by at most ε so that the loss grows. What is left of the accuracy is no "
+    "guarantee: another attack may leave less. "
     f"Measured on the first {_MOST} images, because it takes many passes.",
     measure=_measure,
     draw=_draw,

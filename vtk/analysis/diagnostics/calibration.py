@@ -71,7 +71,8 @@ def _read(result: Result) -> list[str]:
     if result["ece"] <= result["ece_by_chance"]:
         sentences.append(
             f"By chance, a perfectly calibrated model would have up to {100 * result['ece_by_chance']:.1f} points on "
-            "so few images: this is no evidence of miscalibration."
+            "so few images: this error "
+            + ("alone would be no evidence." if abs(gap) > _ERRORS * error else "is no evidence of miscalibration.")
         )
     if result["temperature"] is None:
         sentences.append(

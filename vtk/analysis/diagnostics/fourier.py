@@ -20,8 +20,8 @@ def _draw(runs: Sequence[Run]) -> list[Picture]:
     high = depth.draw_by_depth(runs, lambda unit: unit["high"], "Δ log amplitude, nats")
     caption = (
         "Δ log amplitude at the highest frequency of the half diagonal, by depth: mean over images and channels of "
-        "ln(|FFT| + 10⁻⁶), minus the same at frequency 0. For a map of even height h this is bin h/2 − 1, just below "
-        f"π, which Park and Kim plot as 1.0 π. {depth.SHADES}"
+        "ln(|FFT| + 10⁻⁶), minus the same at frequency 0. For a map of even height h this is bin h/2 − 1, the last "
+        f"below π, which Park and Kim plot as 1.0 π. {depth.SHADES}"
     )
     return [Picture("fourier", high, caption), _curves(runs)]
 

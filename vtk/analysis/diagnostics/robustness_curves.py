@@ -6,6 +6,7 @@ from typing import Any
 from vtk.analysis import figures
 from vtk.analysis.diagnostics.base import Context, Result, Run
 from vtk.analysis.measures.accuracy import margin, remaining_lead
+from vtk.evaluation.intervals import wilson
 
 HALF = 0.5
 """Share of the lead over chance at which a curve's strength is reported."""
@@ -61,10 +62,11 @@ def nothing_to_lose(result: Result) -> str | None:
 
 
 def certainty(result: Result) -> str:
-    """Return a sentence on the accuracy on clean images and its uncertainty."""
+    """Return a sentence on the accuracy on clean images and its 95 % interval."""
+    low, high = wilson(round(result["clean"] * result["images"]), result["images"])
     return (
-        f"The accuracy on clean images is {100 * result['clean']:.1f} %; with {result['images']} images its "
-        f"uncertainty is about ±{100 * margin(result['images']):.0f} points."
+        f"The accuracy on clean images is {100 * result['clean']:.1f} %; with {result['images']} images its 95 % "
+        f"interval is {100 * low:.1f} to {100 * high:.1f} %."
     )
 
 

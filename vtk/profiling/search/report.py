@@ -143,4 +143,4 @@ def _line(row: list[str]) -> str:
 
 
 def _say(text: str, style: str | None = None) -> None:
-    console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  "), style=style)
+    console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False), style=style)

@@ -34,13 +34,13 @@ def print_result(result: ServerResult) -> None:
     for level in result.levels:
         if level.status != "ok":
             text = f"batch {level.batch}, {level.load}: {level.reason}"
-            console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  "))
+            console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     for text in notes(result):
-        console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  "), style="dim")
+        console.say(*textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False), style="dim")
     for text in result.warnings:
         console.warn(text)
     if result.budget:
-        console.say(*textwrap.wrap(result.budget, WIDTH, subsequent_indent="  "), style="bold")
+        console.say(*textwrap.wrap(result.budget, WIDTH, subsequent_indent="  ", break_on_hyphens=False), style="bold")
 
 
 def write_report(result: ServerResult, folder: Path) -> None:

@@ -100,9 +100,9 @@ def describe_rates(model: nn.Module, config: OptimConfig) -> str:
         rates[id(group["params"][0]) in heads].add(float(group["lr"]))
     rate_texts = []
     if body := rates[False]:
-        layers = f" in the last layer to {min(body):.2g} in the first trained" if len(body) > 1 else ""
-        rate_texts.append(f"{max(body):.2g}{layers}")
-    rate_texts += [f"{rate:.2g} in the head" for rate in sorted(rates[True])]
+        layers = f" in the last layer to {min(body):.3g} in the first trained" if len(body) > 1 else ""
+        rate_texts.append(f"{max(body):.3g}{layers}")
+    rate_texts += [f"{rate:.3g} in the head" for rate in sorted(rates[True])]
     end = getattr(config, "weight_decay_end", None)
     if end is not None and end != config.weight_decay:
         rate_texts.append(f"weight decay from {config.weight_decay:g} to {end:g}")

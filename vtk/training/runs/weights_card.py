@@ -49,7 +49,8 @@ def choose_model(config: RunConfig) -> ModelChoice:
     stored: dict[str, Any] = {"interpolation": card.input.interpolation, "crop_pct": card.input.crop_pct}
     if card.input.in_chans == config.in_chans:
         stored |= {"mean": card.input.mean, "std": card.input.std}
-    note = f"{config.weights} is a {card.model.name} for {card.input.height}×{card.input.width} px, as its card says"
+    name = f"{'an' if card.model.name.startswith(tuple('aeiou')) else 'a'} {card.model.name}"
+    note = f"{config.weights} is {name} for {card.input.height}×{card.input.width} px, as its card says"
     return ModelChoice(
         card.model.name, {**card.model.kwargs, **kwargs}, config.img_size or card.input.size,
         {key: stored.get(key) if value is None else value for key, value in options.items()}, note,

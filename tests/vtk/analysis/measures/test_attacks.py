@@ -154,3 +154,6 @@ def test_the_diagnostic_draws_and_reads():
     pgd_curve = {**found["curves"][1], "accuracies": [0.8, 0.2]}
     told = one.read({**found, "clean": 0.9, "classes": 10, "images": 500, "curves": [found["curves"][0], pgd_curve]})
     assert "80.0 % at 0.5/255, 20.0 % at 2/255" in told[2] and "--adversarial 2" in told[3]
+    fgsm_curve = {**found["curves"][0], "accuracies": [0.8, 0.1]}
+    told = one.read({**found, "clean": 0.9, "classes": 10, "images": 500, "curves": [fgsm_curve, pgd_curve]})
+    assert "Where PGD leaves more than FGSM" in told[3] and "--adversarial 2" in told[4]

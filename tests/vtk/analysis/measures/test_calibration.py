@@ -147,6 +147,13 @@ def test_readings_say_what_the_numbers_say(sharpen, expected):
     assert ("over-confident by" in told) + ("under-confident by" in told) + ("no evidence" in told) == 1
 
 
+def test_a_model_that_is_under_confident_on_average_is_not_called_calibrated_in_the_next_sentence():
+    found = {**of_logits(*draws(64, 1.0)).to_dict(), "images": 64, "accuracy": 0.9375, "confidence": 0.8136}
+    told = " ".join(DIAGNOSTIC.read({**found, "ece": 0.1324, "ece_by_chance": 0.153}))
+    assert "under-confident by 12.4 points" in told and "this error alone would be no evidence." in told
+    assert "no evidence of miscalibration" not in told
+
+
 def test_the_diagram_has_a_bar_for_each_filled_bin_of_each_model():
     one = of_logits(*two_classes([0.55, 0.75, 0.95, 0.97], [1, 0, 1, 1]), bins=10).to_dict()
     (picture,) = DIAGNOSTIC.draw([Run("a", one), Run("b", one)])

@@ -102,7 +102,7 @@ def test_the_diagnostic_draws_and_reads():
     found = one.measure(context())
     assert found["window"] == 0.25 and len(found["bands"]["accuracies"]) == 11
     words = pictures_and_words(one, found, runs=2)
-    assert "clean images is 100.0 %" in words[0] and "uncertainty is about ±28 points" in words[0]
+    assert "clean images is 100.0 %; with 12 images its 95 % interval is 75.8 to 100.0 %." in words[0]
     for low, high, expected in ((0.9, 0.1, "ConvNets"), (0.1, 0.9, "ViTs"), (0.5, 0.5, "within the uncertainty")):
         accuracies = [low if x < 0.5 else high for x in found["bands"]["strengths"]]
         told = one.read({**found, "images": 500, "bands": {**found["bands"], "accuracies": accuracies}})

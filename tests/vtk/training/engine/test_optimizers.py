@@ -148,7 +148,7 @@ def test_layer_decay_does_not_depend_on_what_is_trained(tiny):
     part = rates(attn, config)
     assert part == {name: whole[name] for name in part} and len({lr for lr, _ in part.values()}) == 5
     assert describe_rates(attn, config) == (
-        "adamw, learning rate up to 0.5 in the last layer to 0.062 in the first trained, 10 in the head"
+        "adamw, learning rate up to 0.5 in the last layer to 0.0625 in the first trained, 10 in the head"
     )
 
 
