@@ -170,7 +170,7 @@ def launch(
     wide = aligned(as_rows(x), y, a, b)  # what is not has an address in a register for each element
     z = shrink(x, a, spans, tile_map, rank, scale, x_scale, wide)
     expand_t = _tile(rows, tiles, x, wide)[1]
-    block_f = 64 if wide and x.element_size() == 2 else 32
+    block_f, block_r = 64 if wide and x.element_size() == 2 else 32, rank_step(rank, wide)
     programs = tiles * _parts(rows, tiles, expand_t) * triton.cdiv(features, block_f)
     with on_device(x):
         _low_rank_expand_kernel[(programs,)](
@@ -188,10 +188,11 @@ def launch(
             PARTS=_parts(rows, tiles, expand_t),
             BLOCK_T=expand_t,
             BLOCK_F=block_f,
-            BLOCK_R=rank_step(rank, wide),
+            BLOCK_R=block_r,
             num_warps=4,
             num_stages=2,
-            maxnreg=registers("_low_rank_expand_kernel", 4, x),
+            # where it binds only: under a bound the compiler takes more registers than it would without
+            maxnreg=registers("_low_rank_expand_kernel", 4, x) if b.dtype == torch.int8 and block_r == 64 else None,
             **chained(x, programs),
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vtk_kernels._attention_kernel import head_block
-from vtk_kernels._device import chained, follow, is_hopper
+from vtk_kernels._device import capability, chained, follow, is_hopper
 from vtk_kernels._dispatch import on_device
 from vtk_kernels._heads import Heads
 from vtk_kernels._heads_kernel import halves, prepare
@@ -150,11 +150,11 @@ def _rotary_attention_kernel(
     tl.store(o_tile_ptr, o.to(o_ptr.dtype.element_ty), mask=(row < count)[:, None] & inside[None, :])
 
 
-def _config(queries: int, head_dim: int, extra: bool, packed: Tensor) -> tuple[int, int, int, int]:
+def _config(queries: int, head_dim: int, extra: bool, pairs: bool, packed: Tensor) -> tuple[int, int, int, int]:
     """Return (BLOCK_M, BLOCK_N, num_warps, num_stages): keys pass through registers, which a third stage would need.
 
-    Norms, a bias or a rotation of neighbouring channels, all ``extra``, beside 64 keys are more than a thread's
-    registers before Hopper, or leave room for one program less; by Triton 3.6 they spill.
+    Norms or a bias, both ``extra``, beside 64 keys are more than a thread's registers on all cards but `is_hopper`. So
+    is, before Hopper and by Triton 3.6, a rotation of neighbouring channels, ``pairs``.
     """
     half = packed.element_size() == 2
     block_m = min(max(triton.next_power_of_2(queries), 16), 64 if half else 32)
@@ -162,7 +162,8 @@ def _config(queries: int, head_dim: int, extra: bool, packed: Tensor) -> tuple[i
         return block_m, 32, 4, 2
     if not aligned(packed) or head_dim % 16 or head_block(head_dim) > 64:
         return block_m, 32, 8, 2
-    return block_m, 32 if extra and not is_hopper(packed) else 64, 4, 2
+    few = (extra and not is_hopper(packed)) or (pairs and capability(packed) < 9)
+    return block_m, 32 if few else 64, 4, 2
 
 
 def output_shape(qkv: Tensor, heads: Heads, cu_seqlens: Tensor | None, num_queries: int | None) -> tuple[int, ...]:
@@ -199,8 +200,8 @@ def launch(
         segments, longest = cu_seqlens.numel() - 1, rows if max_seqlen is None else max_seqlen
     queries = longest if num_queries is None else num_queries
     pairs = heads.rope is not None and not heads.rotate_half
-    extra = pairs or heads.qk_norm is not None or heads.attn_bias is not None
-    block_m, block_n, warps, stages = _config(queries, head_dim, extra, packed)
+    extra = heads.qk_norm is not None or heads.attn_bias is not None
+    block_m, block_n, warps, stages = _config(queries, head_dim, extra, pairs, packed)
     tiles = max(triton.cdiv(queries, block_m), 1)
     outside = cu_seqlens is not None and num_queries is None  # rows after the last segment become zero
     programs = tiles * heads.num_heads * (segments + outside)
