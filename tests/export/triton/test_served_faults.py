@@ -247,7 +247,7 @@ def test_a_pack_whose_weights_are_not_those_of_its_digest_is_not_served(bank: An
     whole = file.read_bytes()
     file.write_bytes(whole[: -len(whole) // 3] + bytes(len(whole) - len(whole[: -len(whole) // 3])))
     bank.write(bank.both)
-    until(lambda: "r" in bank.watch.tasks)
+    until(lambda: "r" in bank.watch.tasks and said)  # the line comes after all tasks
     assert "q" not in bank.watch.tasks and "task 'q'" in said[0] and "is damaged, or not copied yet" in said[0]
     file.write_bytes(whole)
     until(lambda: "q" in bank.watch.tasks)
