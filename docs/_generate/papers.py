@@ -148,10 +148,11 @@ def _newest(rows: Sequence[Row]) -> dict[tuple[str, str, str], list[Row]]:
 
 
 def _costs(newest: Mapping[tuple[str, str, str], Sequence[Row]]) -> str:
-    """Say what all jobs took, each run counted in the job that trained it."""
-    rows = [row for own in newest.values() for row in own if row["metric"] == "cpu_seconds"]
-    whole = sum(float(row["value"]) for row in rows if row["variant"] == WHOLE_JOB)
-    longest = max((float(row["value"]) for row in rows if row["variant"] != WHOLE_JOB), default=math.nan)
+    """Say what all jobs took, each run counted in the job that trained it; of a job done again the last counts."""
+    costs = [values_of(rows).get("cpu_seconds", {}) for rows in newest.values()]
+    whole = sum(sum(own.get(WHOLE_JOB, {}).values()) for own in costs)
+    runs = [value for own in costs for name, seeds in own.items() if name != WHOLE_JOB for value in seeds.values()]
+    longest = max(runs, default=math.nan)
     return f"All jobs took {whole / 60:.0f} minutes of one core, and the longest run {longest:.0f} s."
 
 

@@ -151,6 +151,12 @@ def test_what_was_tried_is_said_once_for_all_images_and_claims(page, code):
     assert text.endswith("What was tried:\n\n- SAM is better; SAM misses: many.\n")
 
 
+def test_a_job_that_was_done_again_counts_once(page, code):
+    again = {"cpu_seconds": {"AdamW": (40,), "whole job": (60,)}}
+    text = page.page([*rows_of(VALUES, code), *rows_of(again, code)], CLAIMS_OF_SAM)
+    assert "All jobs took 9 minutes of one core, and the longest run 62 s." in text
+
+
 def test_without_results_the_page_promises_nothing(page):
     assert "Not measured yet." in page.page([]) and "shown |" not in page.page([])
 
