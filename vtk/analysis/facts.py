@@ -1,4 +1,4 @@
-"""What a report says of an analysis beside its numbers: model, images, device, versions and the protocol."""
+"""Collects what a report says beside its numbers, and what results depend on: model, images, device, protocol."""
 
 import dataclasses
 import datetime

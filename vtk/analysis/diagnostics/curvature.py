@@ -1,4 +1,4 @@
-"""What diagnostics of the Hessian share: options, how eigenvalues are found, and those that did not converge."""
+"""Gives diagnostics of the Hessian their common options and iteration, and names values that did not converge."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
